@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 MAX_FRAMES = 100
-MAX_BYTES = 3_000_000  # of HTML for one explorer: a page holds one or two and stays under 5 MB
-DPI = 200  # a 7-inch figure is 1400 pixels wide and shown at 700: sharp on a doubled screen
+MAX_BYTES = 2_000_000  # of HTML for one explorer: a page holds one or two and stays under 5 MB
+DPI = 200  # twice the pixels a figure is shown at: sharp on a screen of double density
 COLOURS = 128
 WIDGET = "application/vnd.jupyter.widget-view+json"
 HINT = "To move the controls, run this cell or open the page in the book."
@@ -47,7 +47,7 @@ def explore(
     choice's value, or a function of the choices. Without it the first line of plot's docstring is
     taken. An error in `plot`, here or later under a control, is shown, not swallowed.
 
-    Raises ValueError where the combinations exceed 100, or their pictures 3 MB of HTML.
+    Raises ValueError where the combinations exceed 100, or their pictures 2 MB of HTML.
     """
     values = {name: options(name, given) for name, given in choices.items()}
     start = defaults(values, default)
