@@ -83,9 +83,7 @@ def heat(
 
 def write_cells(ax: Axes, array, image: AxesImage, digits: int) -> None:
     """Write each number of `array` into its cell of `image`, dark on light and light on dark."""
-    for (row, column), value in np.ndenumerate(array):
-        if np.ma.is_masked(value):
-            continue
+    for (row, column), value in np.ma.ndenumerate(array):  # leaves out what is masked
         red, green, blue, _ = image.cmap(image.norm(value))
         dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
         colour = "white" if dark else "#22262b"

@@ -1,0 +1,71 @@
+"""Every plotting function draws at its extremes, in the course's style."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from kvlib import plots
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    plots.use_style()
+    yield
+    plt.close("all")
+
+
+def drawn(ax):
+    """`ax`, after its figure was drawn, so that an error in it shows."""
+    ax.figure.canvas.draw()
+    return ax
+
+
+def test_the_style_is_found_and_used():
+    assert plt.rcParams["axes.spines.top"] is False
+    assert plt.rcParams["savefig.dpi"] == 200
+
+
+def test_colours_of_different_ideas_differ():
+    assert len(set(plots.COLOUR.values())) == len(plots.COLOUR)
+    assert all(to_hex(colour) == colour for colour in plots.COLOUR.values())
+
+
+@pytest.mark.parametrize("values", [[[0.0]], np.zeros((3, 4)), np.full((2, 2), np.nan)])
+@pytest.mark.parametrize("signed", [False, True])
+def test_heat_of_nothing_still_has_a_scale(values, signed):
+    image = plots.heat(plt.subplot(), values, signed=signed, digits=1)
+    drawn(image.axes)
+    assert image.norm.vmax == 1.0
+
+
+def test_heat_of_signed_values_is_centred_on_zero():
+    image = plots.heat(plt.subplot(), [[-3.0, 1.0]], signed=True)
+    assert (image.norm.vmin, image.norm.vmax) == (-3.0, 3.0)
+
+
+def test_heat_keeps_one_scale_through_all_frames():
+    image = plots.heat(plt.subplot(), [[0.1, 0.2]], limit=1.0)
+    assert (image.norm.vmin, image.norm.vmax) == (0.0, 1.0)
+
+
+def test_heat_writes_and_names_its_cells():
+    ax = plt.subplot()
+    plots.heat(ax, [[0.25, np.nan], [1.0, 0.5]], rows=["a", "b"], columns=["x", "y"], digits=2)
+    assert [text.get_text() for text in drawn(ax).texts] == ["0.25", "1.00", "0.50"]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("values", [[0.0], [1e-9, 1e12], [5, 4, 3, 2, 1]])
+def test_bars_are_labelled_with_value_and_unit(values):
+    ax = plt.subplot()
+    plots.bars(ax, [f"n{i}" for i in range(len(values))], values, unit="ms")
+    assert all(text.get_text().endswith(" ms") for text in drawn(ax).texts)
+    assert len(ax.texts) == len(values)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_direct_label_has_its_lines_colour(side):
+    label = plots.direct_label(plt.subplot(), 1, 1, "cached", plots.COLOUR["cached"], side=side)
+    drawn(label.axes)
+    assert label.get_color() == plots.COLOUR["cached"]
