@@ -21,10 +21,27 @@ NAMES = {
     "tokenizer": "tokenizer",
     "explore": "explore",
 }
-MODULES = (
-    "bugs caches config corpus costs decoders exercise machine memory model parity plots "
-    "product timing train weights"
-).split()
+MODULES = [
+    "allocator",
+    "bugs",
+    "caches",
+    "config",
+    "corpus",
+    "costs",
+    "decoders",
+    "exercise",
+    "machine",
+    "memory",
+    "model",
+    "models",
+    "parity",
+    "plots",
+    "product",
+    "shapes",
+    "timing",
+    "train",
+    "weights",
+]
 
 __all__ = [*NAMES, *MODULES]
 
