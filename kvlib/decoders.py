@@ -2,23 +2,30 @@
 
 A `Decoder` has `vocab_size`, `block_size` (None where positions have no end), `device`,
 `start(batch, capacity) -> state` and `step(tokens, state) -> (logits, state)`, which consumes its
-state. It may also have the powers `truncate(state, n) -> state`, `step(..., padding=)` and
-`to_float64() -> Decoder`, a copy. Any object with `vocab_size`, `start` and `step` will do.
+state. Any object with `vocab_size`, `start` and `step` will do. These powers are optional, and a
+method that raises NotImplementedError is a power the decoder lacks:
+
+- `step(tokens, state, padding=)`: leading padding of each row, given with the first tokens
+- `truncate(state, n) -> state`: keep the first n tokens
+- `full(tokens) -> logits`: one pass with no cache at all
+- `to_float64() -> Decoder`: a copy in double precision
+- `peer() -> Decoder`: another implementation of the same weights
 """
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .generate import new_cache
 from .model import GPT2
 
 
 class Decoder(Protocol):
-    """What the lab asks of a model: tokens (B, T) in, logits (B, T, V) out, with a state between."""
+    """What the lab asks of a model: tokens (B, T) in, logits (B, T, V) out, a state between."""
 
     vocab_size: int
 
@@ -57,12 +64,18 @@ class KvlibDecoder:
             state.truncate(length)
             return state
         seen, padding = state
-        if type(length) is not int or not 0 <= length <= seen.shape[1]:
-            raise ValueError(f"cannot keep {length!r} tokens of {seen.shape[1]}")
+        check_length(length, seen.shape[1])
         return seen[:, :length], padding if length else None
 
+    def full(self, tokens: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return self.model(tokens)
+
     def to_float64(self) -> "KvlibDecoder":
-        return KvlibDecoder(copy.deepcopy(self.model).double(), self.cache)
+        return with_model(self, copy.deepcopy(self.model).double())
+
+    def peer(self) -> "HFDecoder":
+        return HFDecoder(to_hf(self.model), "dynamic")
 
 
 class HFDecoder:
@@ -71,11 +84,12 @@ class HFDecoder:
     def __init__(self, model, cache: str):
         if cache not in ("dynamic", "static"):
             raise ValueError(f"no cache {cache!r}; choose 'dynamic' or 'static'")
-        self.model, self.cache = model, cache
+        self.model, self.cache = model.eval(), cache
         config = model.config.get_text_config()
         self.vocab_size = config.vocab_size
-        # only learned positions end: rotary ones go on past the length a model was trained at
-        self.block_size = getattr(config, "n_positions", None)
+        # Only learned positions end: rotary ones go on past the length a model was trained at.
+        self.block_size = config.max_position_embeddings if learned_positions(model) else None
+        self.takes = set(inspect.signature(model.forward).parameters)
 
     @property
     def device(self) -> torch.device:
@@ -84,24 +98,40 @@ class HFDecoder:
     def start(self, batch: int, capacity: int):
         from transformers import DynamicCache, StaticCache
 
-        config = self.model.config
         if self.cache == "static":
-            return StaticCache(config=config, max_cache_len=capacity), 0
-        return DynamicCache(config=config), 0
+            store = StaticCache(config=self.model.config, max_cache_len=capacity)
+        else:
+            store = DynamicCache(config=self.model.config)
+        return store, 0, None  # cache, tokens it holds, padding of each row
 
-    def step(self, tokens: Tensor, state):
-        cache, length = state
-        end = length + tokens.shape[1]
+    def step(self, tokens: Tensor, state, padding: Tensor | None = None):
+        store, past, padding = *state[:2], state[2] if padding is None else padding
+        end = past + tokens.shape[1]
+        seen = torch.arange(end, device=tokens.device).expand(tokens.shape[0], end)
+        real = seen >= 0 if padding is None else seen >= padding[:, None]
+        inputs = {"attention_mask": real.long(), "use_cache": True}
+        inputs["cache" if "cache" in self.takes else "past_key_values"] = store
+        if padding is not None and "position_ids" in self.takes:
+            inputs["position_ids"] = (seen[:, past:] - padding[:, None]).clamp(min=0)
         with torch.inference_mode():
-            out = self.model(tokens, **{self.argument: cache}, use_cache=True)
-        return out.logits, (cache, end)
+            logits = self.model(tokens, **inputs).logits
+        return logits, (store, end, padding)
 
-    @property
-    def argument(self) -> str:
-        return "past_key_values"
+    def truncate(self, state, length: int):
+        store, stored, padding = state
+        check_length(length, stored)
+        if not store.is_croppable:
+            raise NotImplementedError(f"{type(store).__name__} of this model cannot be cropped")
+        store.crop(length - stored)
+        return store, length, padding if length else None
+
+    def full(self, tokens: Tensor) -> Tensor:
+        with torch.inference_mode():
+            real = torch.ones_like(tokens)  # without it, ids that pad elsewhere draw a warning
+            return self.model(tokens, attention_mask=real, use_cache=False).logits
 
     def to_float64(self) -> "HFDecoder":
-        return HFDecoder(copy.deepcopy(self.model).double(), self.cache)
+        return with_model(self, copy.deepcopy(self.model).double())
 
 
 class PastDecoder:
@@ -133,3 +163,47 @@ def from_hf(hf_model, cache: str = "dynamic") -> HFDecoder:
 def from_past(fn: Callable, *, vocab_size: int, block_size: int | None = None) -> PastDecoder:
     """A Decoder of fn(tokens, past) -> (logits, past); `past` is None with the first tokens."""
     return PastDecoder(fn, vocab_size, block_size)
+
+
+def to_hf(model: GPT2) -> nn.Module:
+    """Hugging Face's `GPT2LMHeadModel` over the very tensors of `model`: no weight is copied."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    ours = model.config
+    config = GPT2Config(
+        n_positions=ours.block_size,
+        vocab_size=ours.vocab_size,
+        n_layer=ours.n_layer,
+        n_head=ours.n_head,
+        n_embd=ours.n_embd,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.device("meta"):
+        theirs = GPT2LMHeadModel(config)
+    theirs.transformer.load_state_dict(model.state_dict(), assign=True)
+    theirs.tie_weights()
+    return theirs.eval()
+
+
+def with_model(decoder, model: nn.Module):
+    """A decoder like `decoder`, in class and settings, that runs `model`."""
+    twin = copy.copy(decoder)
+    twin.model = model
+    return twin
+
+
+def learned_positions(model: nn.Module) -> bool:
+    """Whether positions are rows of a table, which ends, rather than computed, which does not."""
+    return any(
+        isinstance(module, nn.Embedding) and ("wpe" in name or "position" in name)
+        for name, module in model.named_modules()
+    )
+
+
+def check_length(length: int, stored: int) -> None:
+    """Raise ValueError where `length` tokens cannot be kept of `stored`."""
+    if type(length) is not int or not 0 <= length <= stored:
+        raise ValueError(
+            f"cannot keep {length!r} tokens of {stored}; give an integer from 0 to {stored}"
+        )
