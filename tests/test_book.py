@@ -1,0 +1,276 @@
+"""The built book, read in a real browser with the network cut, over http and from the file system.
+
+Reads book/_build/html as `make book` left it, and builds nothing.
+"""
+
+import re
+import threading
+from functools import cache, partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from browser import chromium
+
+BOOK = Path(__file__).parent.parent / "book" / "_build" / "html"
+START = "book/intro.html"
+PAGES = sorted(
+    str(path.relative_to(BOOK))
+    for path in BOOK.rglob("*.html")
+    if "_static" not in path.parts and path != BOOK / "index.html"  # which leads to START
+) or [START]
+CHAPTERS = [page for page in PAGES if page.startswith("notebooks/")]
+SCHEMES = ["http", "file"]
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+MAX_PAGE_BYTES = 5_000_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built():
+    if not (BOOK / "index.html").exists():
+        pytest.fail("book/_build/html/index.html is missing; run `make book`")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+class Handler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def roots():
+    """Scheme -> address of the book's folder."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=BOOK))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield {"http": f"http://127.0.0.1:{server.server_port}/", "file": BOOK.as_uri() + "/"}
+    server.shutdown()
+
+
+class Visit:
+    """One open page, and everything that went wrong or outside while it loaded."""
+
+    def __init__(self, browser, root: str, **options):
+        self.context = browser.new_context(viewport=DESK, **options)
+        self.page = self.context.new_page()
+        self.outside, self.wrong = [], []
+        self.page.on("request", lambda request: self.note(request.url, root))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("console", lambda m: m.type == "error" and self.wrong.append(m.text))
+        self.page.on("requestfailed", lambda request: self.wrong.append(request.url))
+        self.page.on("response", lambda r: r.status >= 400 and self.wrong.append(r.url))
+
+    def note(self, address: str, root: str) -> None:
+        if not address.startswith((root, "data:", "blob:")):
+            self.outside.append(address)
+
+    def open(self, address: str):
+        self.page.goto(address, wait_until="load")
+        self.page.evaluate("window.MathJax && MathJax.startup.promise.then(() => true)")
+        return self
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(scheme, page) for page in PAGES for scheme in SCHEMES],
+    ids=lambda param: ":".join(param),
+)
+def visit(request, browser, roots):
+    """Each page, opened once over each scheme, for all the tests that read it."""
+    scheme, page = request.param
+    opened = Visit(browser, roots[scheme]).open(roots[scheme] + page)
+    yield opened
+    opened.context.close()
+
+
+def test_nothing_is_asked_of_the_network_and_nothing_fails(visit):
+    assert visit.outside == []
+    assert visit.wrong == []
+
+
+def test_every_formula_is_rendered(visit):
+    count = visit.page.evaluate("document.querySelectorAll('.math').length")
+    done = visit.page.evaluate("document.querySelectorAll('.math mjx-container svg').length")
+    assert done >= count
+    assert visit.page.locator("[data-mml-node=merror], mjx-merror").count() == 0
+
+
+def test_no_formula_is_left_as_source(visit):
+    text = (
+        visit.page.evaluate("""() => {
+        const copy = document.querySelector('article').cloneNode(true);
+        copy.querySelectorAll('pre, code, script, mjx-container').forEach((e) => e.remove());
+        return copy.textContent;
+    }""")
+        if visit.page.locator("article").count()
+        else ""
+    )
+    assert re.findall(r"\\\(|\\\[|\$\$|\\begin\{|\$\\?\w[^$\n]*\$", text) == []
+
+
+def test_every_picture_is_there_and_described(visit):
+    pictures = visit.page.evaluate("""() => [...document.querySelectorAll('article img')].map(
+        (i) => ({alt: i.alt, drawn: i.complete && i.naturalWidth > 0, src: i.src.slice(0, 80)}))""")
+    for picture in pictures:
+        assert picture["drawn"], picture
+        assert len(picture["alt"]) > 10 and not picture["alt"].startswith(("..", "/", "_"))
+
+
+def test_each_control_changes_its_picture_by_keyboard(visit):
+    for figure in visit.page.locator("figure.kv-explore").all():
+        picture = figure.locator("img")
+        for control in figure.locator("input, select").all():
+            assert control.is_visible() and control.evaluate("e => e.labels.length") == 1
+            assert moves(control, picture), control.evaluate("e => e.outerHTML")
+            assert len(picture.get_attribute("alt")) > 10
+
+
+def moves(control, picture) -> bool:
+    """True where an arrow key, pressed until the control's end if need be, changes the picture."""
+    forth, back = ("ArrowRight", "ArrowLeft")
+    steps = int(control.get_attribute("max") or control.locator("option").count() - 1)
+    if control.evaluate("e => e.tagName") == "SELECT":
+        forth, back = "ArrowDown", "ArrowUp"
+    before, alt = picture.get_attribute("src"), picture.get_attribute("alt")
+    control.focus()
+    for key in [forth] * steps + [back] * steps:
+        control.press(key)
+        if picture.get_attribute("src") != before:
+            return picture.get_attribute("alt") != alt
+    return False
+
+
+def test_a_phone_scrolls_no_page_sideways(visit):
+    visit.page.set_viewport_size(PHONE)
+    width = visit.page.evaluate("document.documentElement.scrollWidth")
+    visit.page.set_viewport_size(DESK)
+    assert width <= PHONE["width"]
+
+
+def test_the_page_is_light_enough_to_send(visit):
+    if visit.page.url.startswith("file:"):
+        return  # no transfer to weigh; the http visit weighs the same files
+    weight = visit.page.evaluate("""() => ['navigation', 'resource']
+        .flatMap((kind) => performance.getEntriesByType(kind))
+        .reduce((sum, entry) => sum + entry.encodedBodySize, 0)""")
+    assert 10_000 < weight < MAX_PAGE_BYTES
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_reload_forgets_what_was_chosen(browser, roots, scheme):
+    """Firefox and Chromium restore form fields; a restored slider would belie its picture."""
+    for chapter in CHAPTERS[:1]:
+        opened = Visit(browser, roots[scheme]).open(roots[scheme] + chapter)
+        figure = opened.page.locator("figure.kv-explore").first
+        control, picture = figure.locator("input, select").first, figure.locator("img")
+        value, source = control.input_value(), picture.get_attribute("src")
+        assert moves(control, picture)
+        opened.page.reload()
+        assert control.input_value() == value and picture.get_attribute("src") == source
+        opened.context.close()
+
+
+def test_figures_need_no_script(browser, roots):
+    for chapter in CHAPTERS:
+        opened = Visit(browser, roots["file"], java_script_enabled=False)
+        opened.page.goto(roots["file"] + chapter)
+        for figure in opened.page.locator("figure.kv-explore").all():
+            assert figure.locator("img").evaluate("i => i.naturalWidth > 0")
+            assert not figure.locator(".kv-controls").is_visible()
+        opened.context.close()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("page", [START, *CHAPTERS[:1]])
+def test_the_theme_switch_makes_the_page_dark_and_leaves_pictures_on_white(
+    browser, roots, scheme, page
+):
+    opened = Visit(browser, roots[scheme], color_scheme="light").open(roots[scheme] + page).page
+    switch = opened.locator(".theme-switch-button:visible").first
+    light = opened.evaluate("getComputedStyle(document.body).backgroundColor")
+    for _ in range(3):
+        switch.click()
+        if opened.evaluate("document.documentElement.dataset.theme") == "dark":
+            break
+    dark = opened.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert brightness(light) > 200 and brightness(dark) < 60
+    for picture in opened.locator("article .cell_output img").all():
+        ground = picture.evaluate("i => getComputedStyle(i).backgroundColor")
+        assert brightness(ground) == 255
+    opened.context.close()
+
+
+def brightness(colour: str) -> float:
+    red, green, blue = (float(part) for part in re.findall(r"[\d.]+", colour)[:3])
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_search_finds_pages(browser, roots, scheme):
+    opened = Visit(browser, roots[scheme]).open(roots[scheme] + START)
+    opened.page.locator(
+        ".search-button-field:visible, .search-button__button:visible"
+    ).first.click()
+    field = opened.page.locator("#pst-search-dialog input[name=q]")
+    field.fill("cache")
+    field.press("Enter")
+    found = opened.page.locator("#search-results li a")
+    found.first.wait_for()
+    found.first.click()
+    opened.page.wait_for_url(lambda url: "search.html" not in url)
+    assert "cache" in opened.page.locator("article").inner_text().lower()
+    assert opened.outside == [] and opened.wrong == []
+    opened.context.close()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_front_door_leads_to_the_introduction(browser, roots, scheme):
+    opened = Visit(browser, roots[scheme])
+    opened.page.goto(roots[scheme] + "index.html")
+    opened.page.wait_for_url("**/" + START)
+    opened.context.close()
+
+
+class Links(HTMLParser):
+    """The ids of a page and the addresses it names."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.ids, self.addresses = set(), set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.ids |= {given[key] for key in ("id", "name") if given.get(key)}
+        if tag in ("a", "link", "img", "script"):
+            self.addresses |= {given[key] for key in ("href", "src") if given.get(key)}
+
+
+@cache
+def links(page: Path) -> Links:
+    return Links(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_internal_link_leads_somewhere(page):
+    source = BOOK / page
+    for address in links(source).addresses:
+        parts = urlsplit(address)
+        if parts.scheme or parts.netloc:
+            continue
+        target = (source.parent / unquote(parts.path)).resolve() if parts.path else source
+        assert target.is_file(), f"{page} names {address}"
+        if parts.fragment and target.suffix == ".html":
+            assert unquote(parts.fragment) in links(target).ids, f"{page} names {address}"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_each_chapter_offers_its_notebook(chapter):
+    assert any(address.endswith(".ipynb") for address in links(BOOK / chapter).addresses)
