@@ -105,7 +105,8 @@ class HFDecoder:
         return store, 0, None  # cache, tokens it holds, padding of each row
 
     def step(self, tokens: Tensor, state, padding: Tensor | None = None):
-        store, past, padding = *state[:2], state[2] if padding is None else padding
+        store, past, first = state
+        padding = first if padding is None else padding
         end = past + tokens.shape[1]
         seen = torch.arange(end, device=tokens.device).expand(tokens.shape[0], end)
         real = seen >= 0 if padding is None else seen >= padding[:, None]
