@@ -202,3 +202,4 @@ def test_no_set_up_and_no_magic(notebook):
         for pattern in (r"^\s*[!%]", r"import \*", r"\bsys\.path\b", r"\bwarnings\.", r"# NBVAL"):
             assert not re.search(pattern, cell.source, re.M), f"{cell.id}: {pattern}"
         assert not {"nbval-skip", "remove-cell"} & set(tags(cell)), cell.id
+        assert not cell.source.rstrip().endswith(";"), f"{cell.id}: nbval shows what ';' hides"

@@ -247,6 +247,13 @@ def test_a_package_whose_unpacking_was_cut_short_is_not_trusted(clone):
     assert [path.name for path in site.iterdir()] == ["whole-1.dist-info"]
 
 
+def test_what_came_from_elsewhere_is_listed_with_its_licence():
+    text = (ROOT / "LICENSES.md").read_text()
+    for home in ("kvlib/data", "book/_static/vendor"):
+        for folder in (path for path in (ROOT / home).iterdir() if path.is_dir()):
+            assert f"`{home}/{folder.name}/`" in text, f"{folder} is not in LICENSES.md"
+
+
 def test_no_module_imports_what_pyproject_does_not_declare():
     declared = {Requirement(text).name for text in PROJECT["dependencies"]}
     brought = {"IPython", "matplotlib_inline", "PIL", "tiktoken_ext", "huggingface_hub"}
