@@ -3,14 +3,12 @@
 
 VENV := .venv/bin
 READY := .venv/.ready
-# No look at the network from JupyterLab: neither for its news nor for a newer version.
-QUIET := --LabApp.news_url=None \
-	--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate
+FIRST := $(wildcard notebooks/01_*.ipynb)
 
 .PHONY: lab test book notebooks figures measure clean
 
 lab: $(READY)  ## open JupyterLab on the first chapter; LAB_ARGS="--no-browser --port 8899"
-	$(VENV)/jupyter lab $(QUIET) $(LAB_ARGS) notebooks/01_*.ipynb
+	$(VENV)/jupyter lab --LabApp.default_url=/lab/tree/$(FIRST) $(LAB_ARGS)
 
 test: $(READY)  ## everything that proves this repository true
 	@sh tools/test.sh

@@ -1,5 +1,6 @@
-"""`make notebooks`: outputs that are the code's and diffs that are real."""
+"""`make notebooks` gives outputs that are the code's; `make test` loses no stage."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -91,6 +92,29 @@ def test_normalising_drops_what_differs_from_run_to_run():
     assert cell.metadata == {"tags": ["a"]}
     assert cell.outputs[0]["data"] == {"text/html": "x"}
     assert cell.outputs[0].execution_count == 3
+
+
+STAGES = {"ruff": ["lint"], "mypy": ["types"], "pytest": ["unit", "notebooks", "browser"]}
+
+
+@pytest.mark.parametrize("broken", [None, "ruff", "mypy", "pytest", "make"])
+def test_every_stage_runs_and_any_that_fails_fails_the_whole(tmp_path, broken):
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for name in ("ruff", "mypy", "pytest", "make"):
+        stand_in = tmp_path / ".venv/bin" / name
+        status = 1 if name == broken else 0
+        stand_in.write_text(f"#!/bin/sh\necho {name} [$KVLIB_GPT2]\nexit {status}\n")
+        stand_in.chmod(0o755)
+    script = Path(notebooks.__file__).parent / "test.sh"
+    environment = {**os.environ, "KVLIB_GPT2": "gpt2"}
+    done = subprocess.run(
+        ["sh", script], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert bool(done.returncode) == bool(broken), done.stdout + done.stderr
+    verdicts = dict(line.split()[:2] for line in done.stdout.splitlines()[-6:])
+    failed = {stage for stage, verdict in verdicts.items() if verdict == "FAILED"}
+    assert failed == set(STAGES.get(broken, ["book"] if broken else []))
+    assert len(verdicts) == 6 and "pytest []" in done.stdout
 
 
 @pytest.mark.parametrize(

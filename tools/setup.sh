@@ -34,3 +34,8 @@ done
 echo "Installing into .venv; this takes a few minutes, once."
 .venv/bin/python -m pip install -e ".[book,test]" -c constraints.txt || stop \
     "pip failed (its message is above); check the network and the disk, then run make again"
+
+# JupyterLab would ask at every start whether it may fetch news, and look for newer versions.
+mkdir -p .venv/etc/jupyter/labconfig
+echo '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}' \
+    > .venv/etc/jupyter/labconfig/page_config.json
