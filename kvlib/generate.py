@@ -129,7 +129,9 @@ def generate(
 def add_arguments(parser) -> None:
     """The options of `python -m kvlib generate`."""
     parser.add_argument("prompt", help="text to continue")
-    parser.add_argument("--model", default="nano", help="nano, gpt2, or a directory (default: nano)")
+    parser.add_argument(
+        "--model", default="nano", help="nano, gpt2, or a directory (default: nano)"
+    )
     parser.add_argument("--weights", choices=["pretrained", "random"], default="pretrained")
     parser.add_argument("--new", type=int, default=100, metavar="N", help="tokens (default: 100)")
     parser.add_argument("--cache", choices=["static", "growing", "none"], default="static")

@@ -184,8 +184,13 @@ def check_tokens(config: GPT2Config, tokens: Tensor, cache, padding: Tensor | No
             f"padding must be int64 of shape ({B},), one count a row, "
             f"not {padding.dtype} {tuple(padding.shape)}"
         )
-    if padding.device.type == "cpu" and int(padding.min()) < 0:
-        raise ValueError(f"padding {int(padding.min())} is negative; it counts leading tokens")
+    if padding.device.type == "cpu":
+        low, high = (int(bound) for bound in torch.aminmax(padding))
+        if low < 0 or high >= config.block_size:
+            raise ValueError(
+                f"padding {low if low < 0 else high} is outside 0 to {config.block_size - 1}; "
+                "it counts the leading tokens of a row that are not part of its text"
+            )
 
 
 def check_ids(tokens: Tensor, vocab_size: int) -> None:

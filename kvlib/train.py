@@ -128,9 +128,17 @@ def train(
     first = resume(out, model, opts)
     began = time.perf_counter()
     for step in tqdm(range(first, steps), initial=first, total=steps, unit="step"):
-        train_loss = one_step(model, opts, batch(train_ids, batch_size, config.block_size, step, seed), unseen, schedule(step, steps))
+        train_loss = one_step(
+            model,
+            opts,
+            batch(train_ids, batch_size, config.block_size, step, seed),
+            unseen,
+            schedule(step, steps),
+        )
         if (step + 1) % save_every == 0 or step + 1 == steps:
-            row = dict(step=step + 1, train=train_loss, held_out=held_out_loss(model, held_ids, unseen))
+            row = dict(
+                step=step + 1, train=train_loss, held_out=held_out_loss(model, held_ids, unseen)
+            )
             row["seconds"] = round(time.perf_counter() - began, 1)
             save(out, model, opts, step + 1)
             with open(out / "curve.jsonl", "a") as file:

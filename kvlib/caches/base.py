@@ -89,6 +89,8 @@ class Rows:
 def expect(rows: Tensor, dtype: torch.dtype, device: torch.device) -> None:
     """Raise ValueError where `rows` are of another dtype or on another device than the cache."""
     if rows.dtype != dtype:
-        raise ValueError(f"rows are {rows.dtype}, the cache {dtype}; make it with the model's dtype")
+        raise ValueError(
+            f"rows are {rows.dtype}, the cache {dtype}; make it with the model's dtype"
+        )
     if rows.device != device:
         raise ValueError(f"rows are on {rows.device}, the cache on {device}; make it there")

@@ -15,7 +15,12 @@ class GrowingCache(Rows):
     """
 
     def __init__(
-        self, config: GPT2Config, batch: int = 1, *, device="cpu", dtype: torch.dtype = torch.float32
+        self,
+        config: GPT2Config,
+        batch: int = 1,
+        *,
+        device="cpu",
+        dtype: torch.dtype = torch.float32,
     ):
         super().__init__(config, batch, None, device, dtype)
         self.drop(0)
