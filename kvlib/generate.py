@@ -12,7 +12,7 @@ LIMITS = ("raise", "stop", "reprefill")
 
 
 def new_cache(model: GPT2, kind: str | None, batch: int, capacity: int) -> Cache | None:
-    """An empty cache for `model`: "static" with `capacity` rows, "growing", or None for no cache."""
+    """An empty cache for `model`: "static" of `capacity` rows, "growing", or None for none."""
     weight = model.wte.weight
     if kind is None:
         return None

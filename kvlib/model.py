@@ -129,7 +129,8 @@ class GPT2(nn.Module):
         how many leading tokens of each row are padding; it is given once, with the first tokens.
 
         Raises ValueError or IndexError, before anything is written, for tokens that are not int64
-        (B, T), ids outside the vocabulary, positions past `block_size`, or a cache that does not fit.
+        (B, T), ids outside the vocabulary, positions past `block_size`, or a cache that does not
+        fit.
         """
         x = self.hidden(tokens, cache, padding=padding)
         return matmul_t(x[:, -1:] if last_only else x, self.wte.weight)

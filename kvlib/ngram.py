@@ -7,7 +7,8 @@ class KneserNey:
     """An interpolated Kneser-Ney n-gram model of a sequence of token ids.
 
     The longest order counts occurrences; each shorter one counts in how many different contexts
-    its gram was seen; order 0 is uniform over the vocabulary. One discount an order, n1/(n1 + 2 n2).
+    its gram was seen; order 0 is uniform over the vocabulary. The discount of each order is
+    n1 / (n1 + 2 n2), from the number of grams seen once and twice.
     Source: Chen and Goodman 1999, section 2.7.
     """
 

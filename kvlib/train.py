@@ -167,7 +167,7 @@ def save(out: Path, model: GPT2, opts: list, step: int) -> None:
 
 
 def resume(out: Path, model: GPT2, opts: list) -> int:
-    """The step to go on from: 0, or where the checkpoint in `out` stopped, with its state loaded."""
+    """The step to go on from: 0, or that of the checkpoint in `out`, whose state is loaded."""
     if not (out / "checkpoint.pt").exists():
         return 0
     state = torch.load(out / "checkpoint.pt", weights_only=True)
@@ -179,7 +179,7 @@ def resume(out: Path, model: GPT2, opts: list) -> int:
 
 @torch.no_grad()
 def restore_vocabulary(model: GPT2, seen: Tensor, config: GPT2Config) -> GPT2:
-    """`model` with every id of `config` again: rows of seen ids in place, one row for all others."""
+    """`model` with every id again: the rows of seen ids in place, one row for all others."""
     full = GPT2(config).eval()
     state = model.state_dict()
     rows = state.pop("wte.weight")

@@ -76,13 +76,20 @@ def load_transformers(name_or_dir: str | Path) -> GPT2:
     from transformers import GPT2LMHeadModel
 
     try:
-        hf_model = GPT2LMHeadModel.from_pretrained(
-            where, revision=revision, use_safetensors=True, trust_remote_code=False
+        hf_model, info = GPT2LMHeadModel.from_pretrained(
+            where,
+            revision=revision,
+            use_safetensors=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # so that they are reported, and refused below
+            output_loading_info=True,
         )
     except OSError as error:
         raise OSError(f"cannot read {name_or_dir}: {error}\n{WAYS}") from error
-    except RuntimeError as error:  # transformers names the tensor and both shapes
-        raise ValueError(f"{name_or_dir} does not fit its own configuration: {error}") from error
+    wrong = [f"{name} has another shape: {shapes}" for name, *shapes in info["mismatched_keys"]]
+    wrong += [f"{name} is missing" for name in info["missing_keys"]]
+    if wrong:  # transformers would have filled them with random numbers
+        raise ValueError(f"{name_or_dir} does not fit its own configuration: {'; '.join(wrong)}")
     return from_hf(hf_model)
 
 
@@ -124,7 +131,7 @@ def check_representable(theirs) -> None:
 
 
 def with_state(config: GPT2Config, state: dict) -> GPT2:
-    """A GPT2 that holds the tensors of `state`; ValueError names a missing, odd or misshapen one."""
+    """A GPT2 that holds the tensors of `state`; ValueError names a missing or misshapen one."""
     with torch.device("meta"):
         model = GPT2(config)
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
