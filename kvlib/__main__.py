@@ -6,6 +6,7 @@ import sys
 
 COMMANDS = {
     "generate": ("generate", "continue a prompt, printing text as it streams"),
+    "memory": ("bill", "what a model, a context and a batch need in memory, and what fits"),
     "train": ("train", "train a small GPT-2 from public-domain text"),
 }
 
@@ -14,7 +15,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status of one command: 0 for success, 1 where a check failed, 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m kvlib", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, help_text) in COMMANDS.items():
+    for name, (_, help_text) in COMMANDS.items():
         commands.add_parser(name, help=help_text, add_help=False)
     args, rest = parser.parse_known_args(argv)
     module, help_text = COMMANDS[args.command]

@@ -69,11 +69,15 @@ def read(config: Any, *, expanded: bool = False) -> Shape:
         return Shape((layer,) * config.n_layer, config.n_head, config.n_head, config.block_size)
     found = text_part(as_dict(config))
     refuse(found)
-    count, heads = (size(found, name) for name in ("layers", "heads"))
-    positions = size(found, "positions", required=False)
+    count, heads = size(found, "layers"), size(found, "heads")
+    positions = maybe(found, "positions")
     kv_heads = key_value_heads(found, heads)
     vectors = layer_vectors(found, heads, kv_heads, expanded)
     shared = found.get("num_kv_shared_layers") or 0
+    if type(shared) is not int or not 0 <= shared < count:
+        raise ValueError(
+            f"num_kv_shared_layers={shared!r} must be an integer from 0 to {count - 1}"
+        )
     layers = [Layer(vectors, window) for window in windows(found, count)]
     own = [layer if i < count - shared else Layer(()) for i, layer in enumerate(layers)]
     return Shape(tuple(own), heads, kv_heads, positions)
@@ -110,16 +114,22 @@ def refuse(found: dict) -> None:
             )
 
 
-def size(found: dict, what: str, required: bool = True) -> int | None:
+def size(found: dict, what: str) -> int:
     """The size called `what`, under whichever name the configuration has it."""
+    value = maybe(found, what)
+    if value is None:
+        raise ValueError(
+            f"no {what} in the configuration; expected one of {', '.join(NAMES[what])}"
+        )
+    return value
+
+
+def maybe(found: dict, what: str) -> int | None:
+    """The size called `what`; None where the configuration does not have it."""
     for name in NAMES[what]:
         if found.get(name) is not None:
             positive(**{name: found[name]})
             return found[name]
-    if required:
-        raise ValueError(
-            f"no {what} in the configuration; expected one of {', '.join(NAMES[what])}"
-        )
     return None
 
 
@@ -129,7 +139,7 @@ def key_value_heads(found: dict, heads: int) -> int:
     inner = as_dict(inner) if inner else {}
     one = found.get("multi_query") and not found.get("new_decoder_architecture")
     one = one and not found.get("multi_query_group_num")
-    kv_heads = 1 if one else inner.get("kv_n_heads") or size(found, "kv_heads", required=False)
+    kv_heads = 1 if one else inner.get("kv_n_heads") or maybe(found, "kv_heads")
     if kv_heads is None:
         return heads
     positive(kv_heads=kv_heads)
@@ -148,10 +158,10 @@ def layer_vectors(found: dict, heads: int, kv_heads: int, expanded: bool) -> tup
         positive(kv_lora_rank=latent, qk_rope_head_dim=rotary)
         if not expanded:
             return (1, latent), (1, rotary)
-        plain, value = found.get("qk_nope_head_dim"), found.get("v_head_dim")
+        plain, value = found.get("qk_nope_head_dim", 0), found.get("v_head_dim")
         positive(qk_nope_head_dim=plain, v_head_dim=value)
         return (heads, plain + rotary), (heads, value)
-    head_dim = size(found, "head_dim", required=False)
+    head_dim = maybe(found, "head_dim")
     if head_dim is None:
         width = size(found, "width")
         if width % heads:
@@ -172,7 +182,7 @@ def windows(found: dict, count: int) -> list[int | None]:
     types = found.get("layer_types") or layer_types(found, count)
     if not isinstance(types, Iterable) or len(types := list(types)) != count:
         raise ValueError(f"layer_types={types!r} must name {count} layers, one type each")
-    kept = []
+    kept: list[int | None] = []
     for kind in types:
         if kind == "full_attention":
             kept.append(None)

@@ -1,0 +1,179 @@
+"""What a model, a context and a batch need in memory, line by line, and what fits. No torch here.
+
+The bill counts what is certain: the weights, the cache, and the second copy that a growing cache
+makes of its largest layer. Activations, the matrix library's workspace, the device's own context
+and the allocator's rounding come on top, so a tenth of the device is left for them.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import costs, models
+from .costs import FORMATS, Format, number_format
+from .shapes import positive, read
+
+USABLE = (9, 10)  # the share of a device that weights and cache may take
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Bytes of one model at one context and batch, and of the device they go to, if any."""
+
+    model: str
+    tokens: int
+    batch: int
+    dtype: str
+    weights_dtype: str
+    parameters: int
+    weight_bytes: int
+    token_bytes: int
+    cache_bytes: int
+    copy_bytes: int
+    positions: int | None
+    card: str | None = None
+    card_bytes: int | None = None
+    most_tokens: int | None = None
+    most_batch: int | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """Weights and cache; a growing cache needs `copy_bytes` more at its peak."""
+        return self.weight_bytes + self.cache_bytes
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """What weights and cache may take of the device; None without one."""
+        return None if self.card_bytes is None else self.card_bytes * USABLE[0] // USABLE[1]
+
+    @property
+    def fits(self) -> bool | None:
+        """True where weights and cache fit the usable part; None without a device."""
+        return None if self.usable_bytes is None else self.total_bytes <= self.usable_bytes
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.model}: {self.batch:,} x {self.tokens:,} tokens, cache in {self.dtype}",
+            line(f"weights ({self.parameters:,} in {self.weights_dtype})", self.weight_bytes),
+            line("cache, per token and sequence", self.token_bytes),
+            line("cache, all of it", self.cache_bytes),
+            line("weights and cache", self.total_bytes),
+            line("at the peak, if the cache grows by copying", self.copy_bytes),
+        ]
+        if self.usable_bytes is not None:
+            lines += [
+                line(f"{self.card}, of which {USABLE[0]}/{USABLE[1]} is", self.usable_bytes),
+                f"  {'fits' if self.fits else 'does not fit'}; {self.room()}",
+            ]
+        return "\n".join(lines)
+
+    def room(self) -> str:
+        """What would fit at most, in words."""
+        if not self.most_batch and not self.most_tokens:
+            return "not even the weights and one token"
+        longest = "any number of" if self.most_tokens is None else f"{self.most_tokens:,}"
+        limit = "" if self.positions is None else f" (the model has {self.positions:,} positions)"
+        return (
+            f"room for {self.batch:,} x {longest} tokens{limit}, "
+            f"or {self.most_batch:,} x {self.tokens:,} tokens"
+        )
+
+
+def line(what: str, nbytes: int) -> str:
+    """One line of the bill, in bytes and in binary units."""
+    return f"  {what:<52}{nbytes:>22,} bytes {in_words(nbytes):>12}"
+
+
+def in_words(nbytes: int) -> str:
+    """`nbytes` in the largest binary unit that leaves at least 1, with two decimals."""
+    size, units = float(nbytes), ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:,.2f} {units[0]}" if units[0] != "bytes" else f"{nbytes} bytes"
+
+
+def stored_bytes(numbers: int, how: Format) -> int:
+    """Bytes of `numbers` weights stored as `how`, with the scales of its groups."""
+    scales = -(-numbers // how.group) * how.scale_bytes if how.group else 0
+    return -(-numbers * how.bits // 8) + scales
+
+
+def bill(
+    model: str,
+    tokens: int,
+    batch: int = 1,
+    dtype: str = "float16",
+    card: str | None = None,
+    weights_dtype: str | None = None,
+    config: Any = None,
+    parameters: int | None = None,
+) -> Bill:
+    """The Bill of a published model, or of any `config` with its count of `parameters`.
+
+    `dtype` is the cache's; the weights have the same, or bfloat16 where that one carries scales.
+
+    Raises ValueError for an unknown model, dtype or device, for sizes that are no positive
+    integers, and for more tokens than the model has positions.
+    """
+    positive(tokens=tokens, batch=batch)
+    if config is None:
+        found = models.model(model)
+        config, parameters = found["config"], parameters or found["parameters"]
+    positive(parameters=parameters)
+    assert parameters is not None
+    shape, numbers = read(config), number_format(dtype)
+    if shape.positions is not None and tokens > shape.positions:
+        raise ValueError(
+            f"{tokens} tokens, and {model} has {shape.positions} positions; ask for fewer tokens"
+        )
+    weights_dtype = weights_dtype or ("bfloat16" if numbers.scale_bytes else dtype)
+    weight_bytes = stored_bytes(parameters, number_format(weights_dtype))
+    layers = costs.cache_bytes_per_layer(shape, tokens, batch, dtype=dtype)
+    device = None if card is None else models.card(card)["bytes"]
+    room = None if device is None else device * USABLE[0] // USABLE[1] - weight_bytes
+    return Bill(
+        model,
+        tokens,
+        batch,
+        dtype,
+        weights_dtype,
+        parameters,
+        weight_bytes,
+        costs.cache_bytes_per_token(shape, dtype=dtype),
+        sum(layers),
+        sum(layers) + weight_bytes + max(layers) // 2,
+        shape.positions,
+        card,
+        device,
+        None if room is None else costs.most_tokens(shape, room, batch, dtype=dtype),
+        None if room is None else max(0, room // (sum(layers) // batch)),
+    )
+
+
+def add_arguments(parser) -> None:
+    """The options of `python -m kvlib memory`."""
+    parser.add_argument(
+        "--model", default="gpt2", help="a published model, or a config.json (default: gpt2)"
+    )
+    parser.add_argument("--parameters", type=int, help="how many, for a config.json")
+    parser.add_argument("--tokens", type=int, default=1024, help="context (default: 1024)")
+    parser.add_argument("--batch", type=int, default=1, help="sequences (default: 1)")
+    parser.add_argument("--dtype", default="float32", help=f"the cache's: {', '.join(FORMATS)}")
+    parser.add_argument("--weights-dtype", help="the weights' (default: the cache's, or bfloat16)")
+    parser.add_argument("--card", help="a device, by name, for what fits")
+    parser.add_argument("--list", action="store_true", help="list models and devices, and stop")
+
+
+def main(args) -> int:
+    """Print the bill; 0 where it fits or no device is named, 1 where it does not fit."""
+    if args.list:
+        print("models: " + ", ".join(models.MODELS))
+        print("devices: " + ", ".join(models.CARDS))
+        return 0
+    config = json.loads(Path(args.model).read_text()) if args.model.endswith(".json") else None
+    how = dict(card=args.card, weights_dtype=args.weights_dtype)
+    how.update(config=config, parameters=args.parameters)
+    made = bill(args.model, args.tokens, args.batch, args.dtype, **how)
+    print(made)
+    return 1 if made.fits is False else 0

@@ -1,0 +1,75 @@
+"""The CUDA allocator's own account: statistics, the snapshot's blocks, a recorded history.
+
+Nothing here runs without a CUDA device except `workspace_bytes` and the two readers, which take the
+plain lists that PyTorch's snapshot consists of.
+"""
+
+import gc
+from collections.abc import Iterable
+
+import torch
+
+from .allocator import Event
+
+
+def workspace_bytes(setting: str = ":4096:2:16:8") -> int:
+    """Bytes of the matrix library's workspace that PyTorch reserves for CUBLAS_WORKSPACE_CONFIG.
+
+    The setting lists pairs `:size:count` with sizes in KiB. The default here is PyTorch's for GPUs
+    before Hopper; from Hopper on it is `:4096:8` (aten/src/ATen/cuda/CublasHandlePool.cpp).
+    """
+    parts = setting.split(":")
+    if (
+        len(parts) < 3
+        or parts[0]
+        or len(parts) % 2 == 0
+        or not all(p.isdecimal() for p in parts[1:])
+    ):
+        raise ValueError(f"setting {setting!r} is not of the form ':size:count', pairs repeated")
+    numbers = [int(part) for part in parts[1:]]
+    return sum(size * count for size, count in zip(numbers[::2], numbers[1::2], strict=True)) * 1024
+
+
+def requested_on(device) -> int:
+    """Requested bytes now in use on a CUDA device, once all its work is done."""
+    gc.collect()
+    torch.cuda.synchronize(device)
+    return torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+
+
+def cuda_parts(segments: list[dict], **groups: Iterable[torch.UntypedStorage]) -> dict[str, int]:
+    """Requested bytes of each named group of storages, and "other", by the snapshot's own records.
+
+    `segments` is what `torch.cuda.memory_snapshot()` returns. A block belongs to the group one of
+    whose storages starts inside it.
+    """
+    owners = {s.data_ptr(): name for name, members in groups.items() for s in members}
+    parts = dict.fromkeys([*groups, "other"], 0)
+    for segment in segments:
+        for block in segment["blocks"]:
+            if block["state"] != "active_allocated":
+                continue
+            name = owners.get(block["address"], "other")
+            parts[name] += block["requested_size"]
+    return parts
+
+
+def cuda_trace(entries: Iterable[dict]) -> tuple[list[Event], list[int]]:
+    """Events for `allocator.replay`, and the sizes of the segments that were taken, in order.
+
+    `entries` is one device's list in `torch.cuda.memory._snapshot()["device_traces"]`, recorded
+    after `torch.cuda.memory._record_memory_history()` on an empty cache.
+    """
+    events: list[Event] = []
+    segments: list[int] = []
+    alive: dict[int, int] = {}
+    for entry in entries:
+        address, size = entry["addr"], entry["size"]
+        if entry["action"] == "alloc":
+            alive[address] = len(events)
+            events.append(("malloc", alive[address], size))
+        elif entry["action"] == "free_completed" and address in alive:
+            events.append(("free", alive.pop(address), 0))
+        elif entry["action"] == "segment_alloc":
+            segments.append(size)
+    return events, segments
