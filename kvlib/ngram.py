@@ -24,7 +24,7 @@ class KneserNey:
             contexts, first = np.unique(grams // vocab_size, return_index=True)
             totals = np.add.reduceat(counts, first)
             kinds = np.diff(first, append=len(grams))
-            discount = once / max(1, once + 2 * twice)
+            discount = once / (once + 2 * twice) if once else 0.5
             self.levels.append((grams, counts, contexts, totals, kinds, discount))
             keys = grams % vocab_size ** (length - 1)  # each kind counts once for the shorter order
 
