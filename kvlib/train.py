@@ -1,5 +1,6 @@
 """Train a small GPT-2 from scratch on a laptop's processor, and say what it has learnt."""
 
+import hashlib
 import json
 import math
 import time
@@ -208,6 +209,28 @@ def add_arguments(parser) -> None:
     parser.add_argument("--seed", type=int, default=0)
 
 
+def record(model_file: Path, out: Path, ids: dict[str, Tensor], settings: dict) -> dict:
+    """What the model card says: source, settings, curve, machine, and quality on held-out text."""
+    from . import corpus, machine, weights
+    from .quality import report
+
+    model = weights.load_folder(model_file.parent)
+    curve = [json.loads(line) for line in (out / "curve.jsonl").read_text().splitlines()]
+    return dict(
+        source=corpus.PACKAGE,
+        source_sha256=corpus.SHA256,
+        held_out=corpus.HELD_OUT,
+        tokens={split: len(split_ids) for split, split_ids in ids.items()},
+        settings=settings,
+        parameters=sum(p.numel() for p in model.parameters()),
+        file_bytes=model_file.stat().st_size,
+        file_sha256=hashlib.sha256(model_file.read_bytes()).hexdigest(),
+        machine=machine.facts(),
+        quality=report(model, ids["train"], ids["held_out"]),
+        curve=curve,
+    )
+
+
 def main(args) -> int:
     """Fetch the text, train or resume, and write the model to `out`/model."""
     from . import corpus
@@ -218,5 +241,11 @@ def main(args) -> int:
         print(f"{split}: {len(tokens):,} tokens")
     model = train(ids, args.out, steps=args.steps, batch_size=args.batch, seed=args.seed)
     export(model, args.out / "model")
+    settings = dict(steps=args.steps, batch=args.batch, seed=args.seed)
+    settings.update(adamw_lr=ADAM_LR, muon_lr=MUON_LR, warmup_steps=WARMUP_STEPS)
+    found = record(args.out / "model" / "model.safetensors", args.out, ids, settings)
+    (args.out / "model" / "training.json").write_text(json.dumps(found, indent=1) + "\n")
+    for name, value in found["quality"].items():
+        print(f"{name}: {value:.3f}")
     print(f"wrote {args.out / 'model'}; python -m kvlib generate 'ROMEO.' --model {args.out}/model")
     return 0

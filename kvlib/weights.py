@@ -46,18 +46,26 @@ def load(
         model = model.to_empty(device="cpu")
         model.initialise(seed)
     elif name_or_dir == "nano":
-        model = load_nano()
+        model = load_folder(NANO)
+    elif trained_here(Path(name_or_dir)):
+        model = load_folder(Path(name_or_dir))
     else:
         model = load_transformers(name_or_dir)
     return model.to(device=device, dtype=dtype).eval()
 
 
-def load_nano() -> GPT2:
-    """The small model that ships with this package: float16 on disk, float32 in memory."""
+def trained_here(folder: Path) -> bool:
+    """True where `folder` holds a model in our own form, not in that of transformers."""
+    config = folder / "config.json"
+    return config.is_file() and "model_type" not in json.loads(config.read_text())
+
+
+def load_folder(folder: Path) -> GPT2:
+    """A model that `python -m kvlib train` wrote: float16 on disk, float32 in memory."""
     from safetensors.torch import load_file
 
-    config = GPT2Config(**json.loads((NANO / "config.json").read_text()))
-    state = load_file(NANO / "model.safetensors")
+    config = GPT2Config(**json.loads((folder / "config.json").read_text()))
+    state = load_file(folder / "model.safetensors")
     return with_state(config, {name: tensor.float() for name, tensor in state.items()})
 
 
