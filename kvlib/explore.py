@@ -143,21 +143,32 @@ def describe(plot, alt, choice: Mapping[str, Any]) -> str:
 
 def page_html(values, start, pictures, texts) -> str:
     """The kernel-free figure: controls, the first picture, and all pictures as data."""
-    frames = [base64.b64encode(webp).decode() for webp, _, _ in pictures]
     first = list(itertools.product(*values.values())).index(tuple(start.values()))
     controls = "".join(control_html(name, opts, start[name]) for name, opts in values.items())
     data = {
         "labels": [[label(value) for value in opts] for opts in values.values()],
         "alt": texts,
-        "frames": ["data:image/webp;base64," + frame for frame in frames],
+        "frames": [data_url(picture) for picture in pictures],
     }
-    _, width, height = pictures[first]
     return (
         f'<figure class="kv-explore"><div class="kv-controls" hidden>{controls}</div>'
-        f'<img src="{data["frames"][first]}" alt="{html.escape(texts[first])}" '
-        f'width="{width}" height="{height}" style="max-width:100%;height:auto">'
+        f"{image_html(pictures[first], texts[first])}"
         f'<figcaption class="kv-hint">{HINT}</figcaption>'
         f'<script type="application/json">{safe_json(data)}</script></figure>'
+    )
+
+
+def data_url(picture: tuple[bytes, int, int]) -> str:
+    """The picture itself, written as an address."""
+    return "data:image/webp;base64," + base64.b64encode(picture[0]).decode()
+
+
+def image_html(picture: tuple[bytes, int, int], alt: str) -> str:
+    """The picture as an image element that shrinks with its page."""
+    _, width, height = picture
+    return (
+        f'<img src="{data_url(picture)}" alt="{html.escape(alt)}" '
+        f'width="{width}" height="{height}" style="max-width:100%;height:auto">'
     )
 
 
@@ -181,18 +192,15 @@ def control_html(name: str, opts: list, value) -> str:
 
 def live(plot, values, start, picture, alt) -> ipywidgets.VBox:
     """The same figure for a session with a kernel: each control calls `plot` again."""
-    webp, width, _ = picture
-    image = ipywidgets.Image(value=webp, format="webp", tooltip=describe(plot, alt, start))
-    image.layout = ipywidgets.Layout(width=f"{width}px", max_width="100%", object_fit="contain")
+    image = ipywidgets.HTML(image_html(picture, describe(plot, alt, start)))
     errors = ipywidgets.Output()
     controls = {name: control(name, opts, start[name]) for name, opts in values.items()}
 
     def redraw(_) -> None:
         errors.clear_output()
-        with errors:
+        with errors:  # shows what `plot` raises, which a callback would otherwise hide
             choice = {name: widget.value for name, widget in controls.items()}
-            image.value = draw(plot, choice)[0]
-            image.tooltip = describe(plot, alt, choice)
+            image.value = image_html(draw(plot, choice), describe(plot, alt, choice))
 
     for widget in controls.values():
         widget.observe(redraw, names="value")

@@ -98,15 +98,14 @@ def test_the_live_control_draws_again(shown, live):
     explore(plot, slope=(1, 3), default={"slope": 2}, alt="slope {slope}")
     slider, image, _ = live[0].children
     before = image.value
-    assert calls == [1, 2, 3] and slider.value == 2 and image.tooltip == "slope 2"
+    assert calls == [1, 2, 3] and slider.value == 2 and 'alt="slope 2"' in before
     slider.value = 3
-    assert calls == [1, 2, 3, 3] and image.value != before and image.tooltip == "slope 3"
+    assert calls == [1, 2, 3, 3] and 'alt="slope 3"' in image.value != before
 
 
 def test_the_live_default_is_the_page_default(shown, live):
     explore(line, slope=(1, 3), default={"slope": 2})
-    frame = page_data(shown[0])["frames"][1]
-    assert base64.b64decode(frame.split(",")[1]) == live[0].children[1].value
+    assert live[0].children[1].value in shown[0]["text/html"]
 
 
 def test_an_error_in_the_plot_is_raised_at_once():
