@@ -58,6 +58,10 @@ def pictures(cell) -> bool:
     )
 
 
+def test_the_book_has_every_notebook(path):
+    assert f"notebooks/{path.stem}\n" in (FOLDER.parent / "_toc.yml").read_text()
+
+
 def test_name_and_title(path, notebook):
     number = re.fullmatch(r"(\d\d)_[a-z0-9_]+", path.stem)
     assert number, "a notebook is called NN_topic.ipynb"
@@ -136,7 +140,7 @@ def test_the_summary_has_three_bullets_that_point_back_and_a_link_onward(path, n
     assert len(bullets) == 3
     assert all("](#" in bullet for bullet in bullets), "a bullet points at no cell that earned it"
     later = [other.name for other in PATHS if other > path]
-    onward = f"]({later[0]})" if later else "]("
+    onward = f"]({later[0]})" if later else "Next"
     assert onward in text.split(bullets[-1])[-1], "no link to the next chapter"
 
 
