@@ -1,7 +1,7 @@
 """GPT-2 from scratch: embeddings, pre-norm blocks, tanh GELU, a tied head, and a seat for a cache.
 
-Parameters carry the names and the (in, out) layout of the published weights, so loading them is a
-copy and no matrix is transposed on the way. B batch, T tokens in this call, S stored plus new
+Parameters carry the names of the published weights. Their matrices are stored (out, in), as
+`nn.Linear` stores them; the published ones are (in, out) and are transposed on loading. B batch, T tokens in this call, S stored plus new
 tokens, H heads, D head dim, C = H * D, V vocabulary.
 """
 
@@ -12,19 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import GPT2Config
-from .product import matmul, matmul_t
+from .product import linear
 
 
-class Linear(nn.Module):
-    """x @ weight + bias, with the weight stored (in, out) as GPT-2 stores it."""
-
-    def __init__(self, n_in: int, n_out: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(n_in, n_out))
-        self.bias = nn.Parameter(torch.empty(n_out))
+class Linear(nn.Linear):
+    """x @ weight.T + bias, by a product that is fast for few rows too."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return matmul(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class Attention(nn.Module):
@@ -133,7 +128,7 @@ class GPT2(nn.Module):
         fit.
         """
         x = self.hidden(tokens, cache, padding=padding)
-        return matmul_t(x[:, -1:] if last_only else x, self.wte.weight)
+        return linear(x[:, -1:] if last_only else x, self.wte.weight)
 
 
 def positions(start, tokens: int, device) -> Tensor:

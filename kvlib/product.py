@@ -1,45 +1,40 @@
-"""Matrix products that keep every core busy when there is one row."""
+"""The matrix product of a linear layer, kept busy on every core when there are few rows."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+FEW_ROWS = 64  # from here on the plain product is as fast
+MOST_SLICES = 64
 
-def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight + bias, (..., in) by (in, out) to (..., out); exact up to the order of the sum.
 
-    A decode step multiplies one row, and reading the weight is all it costs. PyTorch gives that
-    product to one core, which cannot draw the whole bandwidth of the memory. So one row on a CPU
-    is cut along `in` into a slice a thread: a batched product, one slice a core, and then a sum.
-    Any other shape or device takes the plain product.
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias, (..., in) by (out, in) to (..., out); exact up to the order of sums.
+
+    A decode step has one row, or one a sequence, and reading the weight is what it costs. PyTorch's
+    float32 product on a CPU gives one row to one core, which cannot draw the whole bandwidth of the
+    memory, and for a few rows it copies the weight into another layout on every call. So:
+
+    one row: the weight is cut along `out` into slices, a batched product with a slice a core;
+    a few rows: the weight stands on the left, (weight @ x.T).T, and is read where it lies;
+    anything else (many rows, another device or dtype): the plain product.
     """
-    n_in, n_out = weight.shape
-    parts = slices(x, n_in)
-    if parts == 1:
-        rows = x.reshape(-1, n_in)
-        y = rows @ weight if bias is None else torch.addmm(bias, rows, weight)
-        return y.view(*x.shape[:-1], n_out)
-    y = torch.bmm(x.view(parts, 1, n_in // parts), weight.view(parts, n_in // parts, n_out)).sum(0)
-    return (y if bias is None else y + bias).view(*x.shape[:-1], n_out)
-
-
-def matmul_t(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T, (..., in) by (out, in) to (..., out): the tied head, read along its rows.
-
-    One row on a CPU is cut along `out`, a slice a thread; the rows left over are multiplied apart.
-    """
-    parts = slices(x, x.shape[-1])
-    if parts == 1:
-        return F.linear(x, weight)
+    rows = x.numel() // x.shape[-1]
+    if rows > FEW_ROWS or x.device.type != "cpu" or x.dtype != torch.float32:
+        return F.linear(x, weight, bias)
     n_out, n_in = weight.shape
-    even = n_out - n_out % parts
-    column = x.reshape(n_in, 1)
-    y = torch.bmm(weight[:even].view(parts, -1, n_in), column.expand(parts, n_in, 1)).view(-1)
-    return torch.cat([y, (weight[even:] @ column).view(-1)]).view(*x.shape[:-1], n_out)
+    columns = x.reshape(rows, n_in).t()  # (in, rows)
+    if rows == 1:
+        parts = slices(n_out)
+        y = torch.bmm(weight.view(parts, -1, n_in), columns.expand(parts, n_in, 1)).view(1, n_out)
+        y = y if bias is None else y + bias
+    else:
+        y = weight @ columns if bias is None else torch.addmm(bias[:, None], weight, columns)
+        y = y.t().contiguous()
+    return y.view(*x.shape[:-1], n_out)
 
 
-def slices(x: Tensor, n_in: int) -> int:
-    """How many slices the product over `n_in` terms is cut into: 1 for the plain product."""
-    parts = torch.get_num_threads()
-    one_row = x.numel() == n_in and x.device.type == "cpu" and x.dtype == torch.float32
-    return parts if one_row and n_in % parts == 0 else 1
+def slices(n_out: int) -> int:
+    """Into how many equal slices to cut: the fewest that give every thread one, 1 if none do."""
+    threads = torch.get_num_threads()
+    return next((n for n in range(threads, MOST_SLICES + 1) if n_out % n == 0), 1)

@@ -116,8 +116,13 @@ def from_hf(hf_model: nn.Module) -> GPT2:
     head = state.pop("lm_head.weight", None)
     if head is not None and not torch.equal(head, state["transformer.wte.weight"]):
         raise ValueError("lm_head.weight differs from wte.weight; GPT2 ties them (untied head)")
-    prefix = "transformer."
-    return with_state(config, {name.removeprefix(prefix): t.clone() for name, t in state.items()})
+    ours = {}
+    for name, tensor in state.items():
+        matrix = ".h." in name and tensor.dim() == 2  # theirs are (in, out), ours (out, in)
+        ours[name.removeprefix("transformer.")] = (tensor.t() if matrix else tensor).clone(
+            memory_format=torch.contiguous_format
+        )
+    return with_state(config, ours)
 
 
 def check_representable(theirs) -> None:
