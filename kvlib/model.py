@@ -1,8 +1,10 @@
 """GPT-2 from scratch: embeddings, pre-norm blocks, tanh GELU, a tied head, and a seat for a cache.
 
 Parameters carry the names of the published weights. Their matrices are stored (out, in), as
-`nn.Linear` stores them; the published ones are (in, out) and are transposed on loading. B batch, T tokens in this call, S stored plus new
-tokens, H heads, D head dim, C = H * D, V vocabulary.
+`nn.Linear` stores them; the published ones are (in, out) and are transposed on loading.
+
+B batch, T tokens in this call, S stored plus new tokens, H heads, D head dim, C = H * D,
+V vocabulary.
 """
 
 import math
