@@ -20,7 +20,7 @@ notebooks: $(READY)  ## run the notebooks and commit-ready their outputs; NOTEBO
 	$(VENV)/python tools/notebooks.py $(NOTEBOOKS)
 
 figures: $(READY)  ## draw the pictures that the README and the book use
-	@for script in figures/*.py; do echo "$$script"; $(VENV)/python "$$script" || exit 1; done
+	@for script in $(wildcard figures/*.py); do echo "$$script"; $(VENV)/python "$$script" || exit 1; done
 
 measure: $(READY)  ## run the notebooks again, taking new measurements from this machine
 	MEASURE=1 $(VENV)/python tools/notebooks.py $(NOTEBOOKS)
