@@ -6,6 +6,7 @@ state. Any object with `vocab_size`, `start` and `step` will do. These powers ar
 method that raises NotImplementedError is a power the decoder lacks:
 
 - `step(tokens, state, padding=)`: leading padding of each row, given with the first tokens
+- `last(tokens, state)`: a step that computes the logits (B, 1, V) of the last position alone
 - `truncate(state, n) -> state`: keep the first n tokens
 - `full(tokens) -> logits`: one pass with no cache at all
 - `to_float64() -> Decoder`: a copy in double precision
@@ -51,13 +52,19 @@ class KvlibDecoder:
         return new_cache(self.model, self.cache, batch, capacity)
 
     def step(self, tokens: Tensor, state, padding: Tensor | None = None):
+        return self.run(tokens, state, padding, last_only=False)
+
+    def last(self, tokens: Tensor, state):
+        return self.run(tokens, state, None, last_only=True)
+
+    def run(self, tokens: Tensor, state, padding: Tensor | None, last_only: bool):
         with torch.inference_mode():
             if self.cache is not None:
-                return self.model(tokens, state, padding=padding), state
+                return self.model(tokens, state, padding=padding, last_only=last_only), state
             past, padding = state[0], state[1] if padding is None else padding
             seen = torch.cat([past, tokens], dim=1)
-            logits = self.model(seen, padding=padding)[:, past.shape[1] :]
-            return logits, (seen, padding)
+            logits = self.model(seen, padding=padding, last_only=last_only)
+            return logits[:, -1 if last_only else past.shape[1] :], (seen, padding)
 
     def truncate(self, state, length: int):
         if self.cache is not None:
@@ -105,6 +112,12 @@ class HFDecoder:
         return store, 0, None  # cache, tokens it holds, padding of each row
 
     def step(self, tokens: Tensor, state, padding: Tensor | None = None):
+        return self.run(tokens, state, padding, last_only=False)
+
+    def last(self, tokens: Tensor, state):
+        return self.run(tokens, state, None, last_only=True)
+
+    def run(self, tokens: Tensor, state, padding: Tensor | None, last_only: bool):
         store, past, first = state
         padding = first if padding is None else padding
         end = past + tokens.shape[1]
@@ -114,9 +127,11 @@ class HFDecoder:
         inputs["cache" if "cache" in self.takes else "past_key_values"] = store
         if padding is not None and "position_ids" in self.takes:
             inputs["position_ids"] = (seen[:, past:] - padding[:, None]).clamp(min=0)
+        if last_only and "logits_to_keep" in self.takes:
+            inputs["logits_to_keep"] = 1
         with torch.inference_mode():
             logits = self.model(tokens, **inputs).logits
-        return logits, (store, end, padding)
+        return logits[:, -1:] if last_only else logits, (store, end, padding)
 
     def truncate(self, state, length: int):
         store, stored, padding = state
@@ -182,7 +197,11 @@ def to_hf(model: GPT2) -> nn.Module:
     )
     with torch.device("meta"):
         theirs = GPT2LMHeadModel(config)
-    theirs.transformer.load_state_dict(model.state_dict(), assign=True)
+    state = {  # their matrices are (in, out), ours (out, in)
+        name: tensor.t() if name.startswith("h.") and tensor.dim() == 2 else tensor
+        for name, tensor in model.state_dict().items()
+    }
+    theirs.transformer.load_state_dict(state, assign=True)
     theirs.tie_weights()
     return theirs.eval()
 

@@ -1,7 +1,10 @@
 """What this machine is: the line that stands beside every measured number."""
 
+import contextlib
 import os
 import platform
+from importlib.metadata import version
+from pathlib import Path
 
 import torch
 
@@ -26,16 +29,30 @@ def memory_bytes() -> int | None:
         return None
 
 
+def clock_mhz() -> float | None:
+    """Clock of the fastest core just now, in MHz, or None where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    return max(
+        (float(line.split(":")[1]) for line in lines if line.startswith("cpu MHz")), default=None
+    )
+
+
 def facts(device: str = "cpu") -> dict:
     """Processor, cores, threads, memory, versions and device, as plain values for JSON."""
     found = dict(
         processor=processor(),
         cores=os.cpu_count(),
         threads=torch.get_num_threads(),
+        clock_mhz=clock_mhz(),
         memory_bytes=memory_bytes(),
         system=platform.system(),
         python=platform.python_version(),
         torch=torch.__version__,
+        transformers=version("transformers"),
+        numpy=version("numpy"),
         simd=torch.backends.cpu.get_cpu_capability(),
         device=str(device),
     )
@@ -47,6 +64,8 @@ def facts(device: str = "cpu") -> dict:
             cuda=torch.version.cuda,
             tf32=torch.backends.cuda.matmul.allow_tf32,
         )
+        with contextlib.suppress(Exception):  # needs a library of the driver's that few install
+            found["device_clock_mhz"] = torch.cuda.clock_rate(device)
     return found
 
 
