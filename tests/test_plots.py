@@ -69,3 +69,12 @@ def test_a_direct_label_has_its_lines_colour(side):
     label = plots.direct_label(plt.subplot(), 1, 1, "cached", plots.COLOUR["cached"], side=side)
     drawn(label.axes)
     assert label.get_color() == plots.COLOUR["cached"]
+
+
+@pytest.mark.parametrize("mark", [0, -1])
+def test_the_work_of_the_next_token_keeps_one_scale_for_all_models(mark):
+    contexts, few, many = [1, 32, 1024], [0.2, 5.0, 200.0], [3.0, 90.0, 3300.0]
+    for work in (few, many):
+        ax = drawn(plots.next_token_work(contexts, work, [work[0]] * 3, "model", mark).axes[0])
+        assert ax.get_ylim() == (0.1, 9999) and ax.get_ylim()[1] > max(work)
+        assert ax.get_title("left").startswith(f"model, {contexts[mark]} tokens")
