@@ -190,8 +190,10 @@ def replay(
     for what, key, nbytes in events:
         if what == "malloc":
             held[key] = allocator.malloc(nbytes, str(key))
-        elif what == "free":
+        elif what == "free" and key in held:
             allocator.free(held.pop(key))
+        elif what == "free":
+            raise ValueError(f"free of {key!r}, which no malloc before it named")
         else:
             raise ValueError(f"event {what!r} is neither 'malloc' nor 'free'")
 

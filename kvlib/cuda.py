@@ -5,11 +5,13 @@ plain lists that PyTorch's snapshot consists of.
 """
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
 from .allocator import Event
+from .machine import facts
 
 
 def workspace_bytes(setting: str = ":4096:2:16:8") -> int:
@@ -73,3 +75,26 @@ def cuda_trace(entries: Iterable[dict]) -> tuple[list[Event], list[int]]:
         elif entry["action"] == "segment_alloc":
             segments.append(size)
     return events, segments
+
+
+def record_cuda(fn: Callable[[], Any], device: str = "cuda") -> dict:
+    """The allocator's history while fn() runs from an empty cache, and the bytes at its end.
+
+    A dict for JSON: `trace` for `cuda_trace`, `requested_bytes`, `allocated_bytes` and
+    `reserved_bytes`, and the `machine`. Run it in a process that holds nothing on the device.
+    """
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.memory._record_memory_history(context=None)
+    fn()
+    torch.cuda.synchronize(device)
+    index = torch.device(device).index or 0
+    entries = torch.cuda.memory._snapshot()["device_traces"][index]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    stats = torch.cuda.memory_stats(device)
+    kinds = ("requested_bytes", "allocated_bytes", "reserved_bytes")
+    return dict(
+        machine=facts(device),
+        trace=[{key: entry[key] for key in ("action", "addr", "size")} for entry in entries],
+        **{kind: stats[f"{kind}.all.current"] for kind in kinds},
+    )

@@ -55,8 +55,8 @@ def read(config: Any, *, expanded: bool = False) -> Shape:
     """The cache's shape for a GPT2Config, a Hugging Face configuration, its dict, or a Shape.
 
     A latent cache (multi-head latent attention) is counted as its paper stores it: one latent
-    vector and one rotary key a token. `expanded=True` counts the full keys and values instead,
-    which is what an implementation that decompresses before it caches holds.
+    vector and one rotary key a token. `expanded=True` counts the keys and values of all heads
+    instead, which an implementation that decompresses before it caches would hold.
 
     Raises ValueError where a size is missing, no positive integer, or impossible: more key-value
     heads than heads, heads they do not divide, a width the heads do not divide; and for layers that
