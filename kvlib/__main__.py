@@ -5,8 +5,10 @@ import importlib
 import sys
 
 COMMANDS = {
+    "bench": ("bench", "time to first token, per token and throughput, by batch and cache"),
     "generate": ("generate", "continue a prompt, printing text as it streams"),
     "memory": ("bill", "what a model, a context and a batch need in memory, and what fits"),
+    "parity": ("parity", "check that a cached decoder is the same function as its model"),
     "train": ("train", "train a small GPT-2 from public-domain text"),
 }
 

@@ -31,7 +31,7 @@ from .stopwatch import (
 from .watch import storages
 
 __all__ = ["Samples", "Trace", "interleave", "measure", "profile", "sweep", "table", "trace"]
-__all__ += ["prompts", "traces"]
+__all__ += ["prompts", "sweeps", "traces"]
 
 
 def trace(
@@ -129,15 +129,34 @@ def sweep(
     truncated reads every context anew. Neither is timed, nor is the generation between contexts,
     so a long one can be sampled where running it in full would take too long.
     """
+    how: dict[str, Any] = dict(batch=batch, repeats=repeats, warmup=warmup, seed=seed, tf32=tf32)
+    for found in sweeps(decoders, contexts, **how):
+        latest = found
+    return {name: dict(sorted(samples.items())) for name, samples in latest.items()}
+
+
+def sweeps(
+    decoders: Mapping[str, Any],
+    contexts: Sequence[int],
+    *,
+    batch: int,
+    repeats: int,
+    warmup: int,
+    seed: int,
+    tf32: bool,
+) -> Iterator[dict[str, dict[int, Samples]]]:
+    """After each context, from the longest on, what `sweep` has found so far."""
     check_counts(repeats, warmup)
     device, longest = device_of(decoders), max(contexts)
+    for decoder in decoders.values():
+        check_room(decoder, longest)
     found: dict[str, dict[int, Samples]] = {name: {} for name in decoders}
     with undisturbed(device, tf32):
-        steps = {}
-        for name, decoder in decoders.items():
-            check_room(decoder, longest)
-            steps[name] = Stepper(decoder, prompts(decoder, batch, longest, seed), device)
         facts = {name: conditions(decoder, device) for name, decoder in decoders.items()}
+        steps = {
+            name: Stepper(decoder, prompts(decoder, batch, longest, seed), device)
+            for name, decoder in decoders.items()
+        }
         for context in sorted(contexts, reverse=True):
             at = {name: functools.partial(step, context) for name, step in steps.items()}
             warm = {name: warm_up(run, warmup) for name, run in at.items()}
@@ -145,7 +164,7 @@ def sweep(
             for name in decoders:
                 taken = tuple(run[name] for run in runs)
                 found[name][context] = Samples(taken, warm[name], facts[name])
-    return {name: dict(sorted(samples.items())) for name, samples in found.items()}
+            yield found
 
 
 class Stepper:

@@ -1,0 +1,151 @@
+"""The bench command: its table, its files, what it refuses, and what an interrupt leaves."""
+
+import json
+import signal
+
+import matplotlib.pyplot as plt
+import pytest
+
+from kvlib import bench, costs, plots_timing, stopwatch, timing
+from kvlib.__main__ import main as command
+from kvlib.config import GPT2Config
+from kvlib.samples import Trace
+
+NANO = GPT2Config.preset("nano")
+SHORT = ["bench", "--model", "nano", "--weights", "random", "--prompt", "4", "--new", "3"]
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    yield
+    plt.close("all")
+
+
+def test_the_whole_command(tmp_path, capsys):
+    asked = ["--batch", "1,2", "--contexts", "5,20", "--repeats", "2"]
+    asked += ["--json", str(tmp_path / "recordings"), "--plot", str(tmp_path / "figures")]
+    assert command([*SHORT, *asked]) == 0
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines() if line.startswith(bench.CACHES)]
+    assert [(row[0], row[1]) for row in rows] == [
+        (name, batch) for batch in "12" for name in bench.CACHES
+    ]
+    assert out.count("one step, batch 1, context") == 6 and "TF32 off" in out
+    for name in ("trace.png", "batches.png"):
+        assert (tmp_path / "figures" / name).stat().st_size > 10_000
+    recording = json.loads(next((tmp_path / "recordings").glob("*.json")).read_text())
+    assert recording["machine"]["dtype"] == "float32" and recording["model"] == "nano"
+    assert recording["parameters"] == costs.parameters(NANO)
+    assert [len(row["runs_s"]) for row in recording["profiles"]] == [2] * 6
+    assert {(row["cache"], row["context"]) for row in recording["steps"]} == {
+        (cache, context) for cache in bench.CACHES for context in (5, 20)
+    }
+    growing = next(row for row in recording["profiles"] if row["cache"] == "growing")
+    assert growing["state_bytes"] == costs.cache_bytes(NANO, 6)
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
+    calls, real = [], timing.generation
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 12:
+            signal.raise_signal(signal.SIGINT)
+        return real(*args)
+
+    monkeypatch.setattr(timing, "generation", interrupted)
+    path = tmp_path / "kept.json"
+    asked = ["--cache", "static", "--batch", "1,2", "--json", str(path)]
+    assert command([*SHORT, *asked]) == 130
+    printed = capsys.readouterr()
+    assert "interrupted" in printed.err and printed.out.count("\nstatic") >= 1
+    kept = json.loads(path.read_text())["profiles"]
+    assert sum(len(row["runs_s"]) for row in kept) >= 5
+
+
+def test_ctrl_c_before_anything_is_measured(capsys, monkeypatch):
+    monkeypatch.setattr(stopwatch, "clock", lambda: signal.raise_signal(signal.SIGINT))
+    assert command([*SHORT, "--batch", "1"]) == 130
+    assert "before anything was measured" in capsys.readouterr().err
+
+
+def test_a_batch_that_cannot_fit_is_refused_before_it_starts(capsys, monkeypatch):
+    one = bench.needed_bytes(NANO, "growing", 1, 6)
+    monkeypatch.setattr(bench, "available_bytes", lambda device: 2 * one)
+    asked = ["--cache", "growing,static", "--batch", "1,3", "--repeats", "1"]
+    assert command([*SHORT, *asked]) == 0
+    printed = capsys.readouterr()
+    assert f"batch 3 is refused: cache growing needs at least {3 * one:,} bytes" in printed.err
+    assert f"{2 * one:,} are free" in printed.err
+    assert [line.split()[1] for line in printed.out.splitlines()[2:]] == ["1", "1"]
+    assert command([*SHORT, "--batch", "3"]) == 2
+
+
+@pytest.mark.parametrize("cache", bench.CACHES)
+def test_needed_bytes_come_from_costs(cache):
+    logits = 5 * NANO.vocab_size * 4
+    stored = costs.cache_bytes(NANO, 100, 5)
+    right = {
+        "static": logits + stored,
+        "growing": logits + stored + stored // 12,  # one layer's keys, old beside new
+        "none": logits + 5 * 100 * 4 * 192 * 4,
+    }
+    assert bench.needed_bytes(NANO, cache, 5, 100) == right[cache]
+
+
+def test_the_free_memory_is_known_here():
+    free = bench.available_bytes("cpu")
+    assert free is None or free > 10**8
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--batch", "0"], "'0' is no list of positive integers"),
+        (["--batch", "1,x"], "'1,x' is no list"),
+        (["--cache", "paged"], "no cache 'paged'"),
+    ],
+)
+def test_what_is_no_list_is_named(wrong, said, capsys):
+    with pytest.raises(SystemExit):
+        command([*SHORT, *wrong])
+    assert said in capsys.readouterr().err
+
+
+def test_too_many_tokens_are_refused_in_one_line(capsys):
+    assert command([*SHORT, "--batch", "1", "--new", "300"]) == 2
+    assert "303 tokens exceed the decoder's 256 positions" in capsys.readouterr().err
+
+
+def test_a_machine_has_a_plain_file_name():
+    facts = dict(processor="Intel(R) Xeon(R) CPU @ 2.00GHz", threads=2)
+    assert bench.machine_name(facts) == "intel-xeon-cpu-2-00ghz-2-threads"
+    assert bench.machine_name(facts | {"device_name": "NVIDIA A40"}) == "nvidia-a40"
+
+
+@pytest.mark.parametrize("tokens", [2, 60])
+@pytest.mark.parametrize("names", [["none"], ["static", "someone's"], list(bench.CACHES)])
+def test_figures_at_their_extremes(tokens, names):
+    run = tuple(0.001 * (i + 1) for i in range(tokens))
+    traces = {
+        (batch, name): Trace(batch, 4, (run, run), batch * 1000, {})
+        for name in names
+        for batch in (1, 32)
+    }
+    per_token = plots_timing.per_token({name: traces[1, name] for name in names})
+    assert len(per_token.axes[0].texts) == len(names)
+    figure = plots_timing.by_batch(traces)
+    figure.canvas.draw()
+    assert [len(ax.lines) for ax in figure.axes] == [len(names)] * 3 + [
+        len([name for name in names if name != "none"])
+    ]
+
+
+@pytest.mark.parametrize(("batch", "context"), [(1, 16), (32, 1000)])
+@pytest.mark.parametrize("measured", [{}, {(1, 16): 0.2}])
+def test_the_explorers_figure_at_its_extremes(batch, context, measured):
+    predicted = {(b, c): 0.01 * b * c for b in (1, 32) for c in (16, 1000)}
+    figure = plots_timing.cost_of_a_token(predicted, measured, batch, context, (0.1, 400.0), "x")
+    figure.canvas.draw()
+    lines = {name: [0.1] * 2 for name in bench.CACHES}
+    plots_timing.against_context(lines, [1, 1000], {"none": {1: 0.2}}).canvas.draw()
