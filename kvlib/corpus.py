@@ -45,7 +45,9 @@ def works(archive: Path) -> dict[str, str]:
             name = member.name.removeprefix(FOLDER)
             if not member.name.startswith(FOLDER) or not name.endswith("_gut.txt"):
                 continue
-            text = tar.extractfile(member).read().decode("utf-8-sig", errors="replace")
+            file = tar.extractfile(member)
+            assert file is not None  # a regular file, by its name
+            text = file.read().decode("utf-8-sig")
             texts[name.removesuffix("_gut.txt")] = text.replace("\r\n", "\n").strip() + "\n"
     return dict(sorted(texts.items()))
 
@@ -53,7 +55,7 @@ def works(archive: Path) -> dict[str, str]:
 def tokens(archive: Path) -> dict[str, torch.Tensor]:
     """`train` and `held_out` -> int64 ids (N,), each work opened by `<|endoftext|>`."""
     encode = tokenizer().encode_ordinary
-    splits = {"train": [], "held_out": []}
+    splits: dict[str, list[int]] = {"train": [], "held_out": []}
     for name, text in works(archive).items():
         split = "held_out" if name in HELD_OUT else "train"
         splits[split] += [END_OF_TEXT, *encode(text)]

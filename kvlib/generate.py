@@ -121,9 +121,17 @@ def generate(
 
     Raises ValueError or IndexError, before the first step, for anything it cannot do as asked.
     """
-    how = dict(cache=cache, temperature=temperature, top_k=top_k, seed=seed, on_limit=on_limit)
-    new = [token[:, None] for token in stream(model, tokens, max_new_tokens, **how)]
-    return torch.cat([tokens, *new], dim=1)
+    new = stream(
+        model,
+        tokens,
+        max_new_tokens,
+        cache=cache,
+        temperature=temperature,
+        top_k=top_k,
+        seed=seed,
+        on_limit=on_limit,
+    )
+    return torch.cat([tokens, *(token[:, None] for token in new)], dim=1)
 
 
 def add_arguments(parser) -> None:

@@ -47,7 +47,7 @@ def report(model: GPT2, train_ids: Tensor, held_ids: Tensor, samples: int = 4000
     counted on `train_ids`; and the gain on a passage read a second time.
     """
     targets = torch.linspace(128, len(held_ids) - 1, samples).long()
-    found = dict(targets=samples)
+    found: dict[str, float] = dict(targets=samples)
     for context in (8, 128):
         found[f"context_{context}"] = float(losses(model, held_ids, targets, context).mean())
     for name, order in (("unigram", 1), ("bigram", 2), ("trigram", 3)):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -108,7 +109,7 @@ def from_hf(hf_model: nn.Module) -> GPT2:
     norm epsilon or attention scaling, an untied head; and for a tensor of another shape.
     """
     check_representable(hf_model.config)
-    theirs = hf_model.config
+    theirs: Any = hf_model.config
     config = GPT2Config(
         theirs.n_positions, theirs.vocab_size, theirs.n_layer, theirs.n_head, theirs.n_embd
     )

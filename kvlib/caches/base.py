@@ -70,7 +70,7 @@ class Rows:
 
     def check(self, k: Tensor, v: Tensor) -> None:
         """Raise ValueError or IndexError where rows `k` and `v` do not belong in this cache."""
-        tokens = k.shape[2] if k.dim() == 4 else "T"
+        tokens = k.shape[2] if k.dim() == 4 else 1
         shape = (self.batch, self.config.n_head, tokens, self.config.head_dim)
         for name, rows in (("k", k), ("v", v)):
             if tuple(rows.shape) != shape:

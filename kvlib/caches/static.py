@@ -23,10 +23,9 @@ class StaticCache(Rows):
         device="cpu",
         dtype: torch.dtype = torch.float32,
     ):
-        super().__init__(
-            config, batch, config.block_size if capacity is None else capacity, device, dtype
-        )
-        shape = (config.n_layer, batch, config.n_head, self.capacity, config.head_dim)
+        rows = config.block_size if capacity is None else capacity
+        super().__init__(config, batch, rows, device, dtype)
+        shape = (config.n_layer, batch, config.n_head, rows, config.head_dim)
         self.keys = torch.empty(shape, device=device, dtype=dtype)
         self.values = torch.empty(shape, device=device, dtype=dtype)
 
