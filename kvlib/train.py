@@ -144,7 +144,9 @@ def train(
             save(out, model, opts, step + 1)
             with open(out / "curve.jsonl", "a") as file:
                 file.write(json.dumps(row) + "\n")
-    return restore_vocabulary(model, seen, config)
+    full = restore_vocabulary(model, seen, config)
+    silence(full, seen, ids["train"])
+    return full
 
 
 def one_step(model: GPT2, opts: list, rows: Tensor, unseen: int, share: float) -> float:
@@ -188,6 +190,22 @@ def restore_vocabulary(model: GPT2, seen: Tensor, config: GPT2Config) -> GPT2:
     full.wte.weight[:] = rows[-1]
     full.wte.weight[seen] = rows[:-1]
     return full
+
+
+@torch.no_grad()
+def silence(model: GPT2, seen: Tensor, ids: Tensor, windows: int = 64, logit: float = -60) -> None:
+    """Give the ids that are not `seen` a row with which they are never sampled.
+
+    By least squares over the states after `windows` windows of text, its logit is near `logit`
+    whatever was read.
+    """
+    T = model.config.block_size
+    starts = torch.linspace(0, len(ids) - T, windows).long()
+    states = torch.cat([model.hidden(ids[None, s : s + T])[0] for s in starts])
+    row = torch.linalg.lstsq(states, torch.full((len(states), 1), float(logit))).solution[:, 0]
+    unseen = torch.ones(model.config.vocab_size, dtype=torch.bool)
+    unseen[seen] = False
+    model.wte.weight[unseen] = row
 
 
 def export(model: GPT2, folder: Path) -> None:
