@@ -193,16 +193,18 @@ def restore_vocabulary(model: GPT2, seen: Tensor, config: GPT2Config) -> GPT2:
 
 
 @torch.no_grad()
-def silence(model: GPT2, seen: Tensor, ids: Tensor, windows: int = 64, logit: float = -60) -> None:
+def silence(model: GPT2, seen: Tensor, ids: Tensor, windows: int = 64, logit: float = -90) -> None:
     """Give the ids that are not `seen` a row with which they are never sampled.
 
     By least squares over the states after `windows` windows of text, its logit is near `logit`
-    whatever was read.
+    whatever was read; a small ridge keeps the row finite where the states do not span the space.
     """
     T = model.config.block_size
     starts = torch.linspace(0, len(ids) - T, windows).long()
     states = torch.cat([model.hidden(ids[None, s : s + T])[0] for s in starts])
-    row = torch.linalg.lstsq(states, torch.full((len(states), 1), float(logit))).solution[:, 0]
+    states = states.double()
+    gram = states.T @ states / len(states) + 1e-3 * torch.eye(states.shape[1])
+    row = torch.linalg.solve(gram, logit * states.mean(0)).float()
     unseen = torch.ones(model.config.vocab_size, dtype=torch.bool)
     unseen[seen] = False
     model.wte.weight[unseen] = row
