@@ -78,3 +78,33 @@ def test_the_work_of_the_next_token_keeps_one_scale_for_all_models(mark):
         ax = drawn(plots.next_token_work(contexts, work, [work[0]] * 3, "model", mark).axes[0])
         assert ax.get_ylim() == (0.1, 9999) and ax.get_ylim()[1] > max(work)
         assert ax.get_title("left").startswith(f"model, {contexts[mark]} tokens")
+
+
+@pytest.mark.parametrize("step, without, cached", [(0, (4, 4), (4, 4)), (6, (10, 49), (1, 10))])
+def test_a_decode_step_says_how_many_keys_each_side_computes(step, without, cached):
+    figure = plots.decode_step(list("abcdefghij"), prompt=4, step=step)
+    for ax, (now, so_far) in zip(figure.axes, (without, cached), strict=True):
+        assert drawn(ax).get_xlabel() == f"keys computed: {now} now, {so_far} so far"
+
+
+def test_the_last_decode_step_reads_all_old_rows_and_writes_one():
+    letters = [text.get_text() for text in plots.decode_step("abcd", 2, 2).axes[1].texts]
+    assert letters.count("R") == 2 * 3 and letters.count("W") == 2
+
+
+def test_masks_are_labelled_right_or_off():
+    masks = {"a": np.tri(2, 5, 3, dtype=bool), "b": np.ones((2, 5), dtype=bool)}
+    figure = plots.mask_alignments(masks, {"a": [0.0, 1e-14], "b": [0.25, 3.0]})
+    labels = [[text.get_text() for text in drawn(ax).texts] for ax in figure.axes]
+    assert labels == [["right", "right"], ["off by 0.25", "off by 3"]]
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_cache_rows_of_one_token_and_of_many(tokens):
+    figure = plots.cache_rows(np.ones((tokens, 32)), -np.ones((tokens, 32)), ["x"] * tokens, "h")
+    assert len(drawn(figure.axes[0]).get_yticks()) == tokens
+
+
+def test_growth_names_each_line_beside_its_end():
+    ax = plots.growth([1, 10, 100], {"linear, cache": [1, 10, 100], "rest": [1, 2, 3]}).axes[0]
+    assert [text.get_text() for text in drawn(ax).texts] == ["linear, cache", "rest"]
