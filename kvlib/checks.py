@@ -154,8 +154,8 @@ def left_padding(lab: Lab) -> Outcome:
 @check("fresh state", "A new state remembers an earlier prompt.")
 def fresh_state(lab: Lab) -> Outcome:
     first = lab.judge.long[:, :24]
-    swapped = first.clone()  # the same tokens in another order: nothing but order tells them apart
-    swapped[:, 1:] = first[:, 1:].flip(1)
+    swapped = first.clone()  # the same tokens in another order: nothing else tells them apart
+    swapped[:, 1:12] = first[:, 1:12].flip(1)
     split = pieces(first.shape[1], 12, 1)
     right = {"first": lab.judge.right[:, : first.shape[1]], "swapped": lab.judge.full(swapped)}
     return worst(
@@ -189,9 +189,9 @@ def after_truncate(lab: Lab, keep: int) -> Outcome:
     length = tokens.shape[1]
     keep = min(keep, length - 1)
     other = other[:, : lab.limit - keep]
-    state = lab.decoder.start(1, max(length, keep + other.shape[1]))
+    state = lab.decoder.start(1, length + other.shape[1])
     _, state = feed(lab.decoder, tokens, pieces(length, 12, 1), state)
-    split = pieces(other.shape[1], 1, 1, 11)
+    split = pieces(other.shape[1], 11, 1)
     found, _ = feed(lab.decoder, other, split, truncate(state, keep))
     right = lab.judge.full(torch.cat([tokens[:, :keep], other], dim=1))[:, keep:]
     outcome = lab.verdict(gaps(found, right), split)
@@ -215,15 +215,15 @@ def truncate_too_far(lab: Lab) -> Outcome:
         state = lab.decoder.start(1, 12)
         _, state = lab.decoder.step(lab.draw(1, 6, 10), state)
         if not refuses(lambda length=length, state=state: truncate(state, length)):
-            return Outcome(False, None, f"truncate({length}) of 6", "nothing was raised")
+            return Outcome(False, None, f"truncate({length})", "nothing was raised")
     return Outcome(True)
 
 
 @check("caller's tensors", "The decoder wrote into a tensor that belongs to its caller.")
 def callers_tensors(lab: Lab) -> Outcome:
-    state = lab.decoder.start(2, 8)
     tokens = lab.draw(2, 8, 8)
-    for piece in tokens.split([5, 1, 2], dim=1):
+    state = lab.decoder.start(*tokens.shape)
+    for piece in tokens.split(pieces(tokens.shape[1], 5, 1, 2), dim=1):
         given = piece.clone()
         _, state = lab.decoder.step(given, state)
         if not torch.equal(given, piece):
@@ -236,7 +236,7 @@ def cache_dtype(lab: Lab) -> Outcome:
     seen = False
     copy = lab.judge.copy if lab.given is None else float64_copy(lab.decoder)
     for decoder in filter(None, (lab.decoder, copy)):
-        logits, state = feed(decoder, lab.draw(1, 6, 9), [6], decoder.start(1, 6))
+        logits, state = decoder.step(lab.draw(1, 6, 9), decoder.start(1, 6))
         for tensor in stored(state):
             seen = True
             if torch.finfo(tensor.dtype).eps > torch.finfo(logits.dtype).eps:

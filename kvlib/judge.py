@@ -145,6 +145,7 @@ class Judge:
             reason = f"{share:g} of the largest logit: no float64 copy to measure rounding with"
             return share * self.scale, reason
         rounding = max(self.noise, self.distance, torch.finfo(self.dtype).eps * self.scale)
+        rounding = min(rounding, DECLARED[self.dtype] * self.scale)  # more is no rounding
         name = str(self.dtype).removeprefix("torch.")
         reason = (
             f"{MULTIPLE} times what rounding does here: one uncached {name} pass is "

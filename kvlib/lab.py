@@ -110,10 +110,13 @@ def pieces(length: int, *sizes: int) -> list[int]:
 
 
 def worst(outcomes) -> Outcome:
-    """The first failing outcome of `outcomes`, or the one with the largest difference."""
-    found = list(outcomes)
-    failed = [outcome for outcome in found if not outcome.ok]
-    return failed[0] if failed else max(found, key=lambda outcome: outcome.max_abs_diff or 0.0)
+    """The first of `outcomes` that fails, or else the one with the largest difference."""
+    largest = Outcome(True, 0.0)
+    for outcome in outcomes:  # later ones are not worked out once one has failed
+        if not outcome.ok:
+            return outcome
+        largest = max(largest, outcome, key=lambda each: each.max_abs_diff or 0.0)
+    return largest
 
 
 def refuses(call) -> bool:
