@@ -34,7 +34,7 @@ be in the training text in another spelling. {held} are held out whole. That lea
 {steps:,} steps of {batch} windows of {block_size} tokens: {seen_tokens:,} tokens, or {epochs:.1f}
 times the text, drawn at random with seed {seed}. Gradients are clipped to norm 1; the learning
 rate rises over {warmup_steps} steps and comes down as half a cosine. The matrices of the blocks are
-trained with Muon {{cite:p}}`jordan2024muon,liu2025muon` (peak {muon_lr}), which needs fewer tokens
+trained with Muon {{cite:p}}`jordan2024,liu2025` (peak {muon_lr}), which needs fewer tokens
 for the same loss, and everything else with AdamW (peak {adamw_lr}). The softmax runs over the ids
 that occur in the text and one shared row that stands for all others, counted once for each, so
 that it equals the softmax over the full vocabulary.
@@ -52,7 +52,7 @@ piece gives slightly different weights.
 ## What it has learnt
 
 Loss in nats a token on the same {targets:,} evenly spaced tokens of the held-out works. The n-grams
-are interpolated Kneser-Ney {{cite:p}}`chen1999empirical`, counted on the same training text.
+are interpolated Kneser-Ney {{cite:p}}`chen1999`, counted on the same training text.
 
 | predictor | loss |
 |---|---|
