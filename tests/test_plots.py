@@ -108,3 +108,30 @@ def test_cache_rows_of_one_token_and_of_many(tokens):
 def test_growth_names_each_line_beside_its_end():
     ax = plots.growth([1, 10, 100], {"linear, cache": [1, 10, 100], "rest": [1, 2, 3]}).axes[0]
     assert [text.get_text() for text in drawn(ax).texts] == ["linear, cache", "rest"]
+
+
+@pytest.mark.parametrize("passes", [1, 8])
+def test_repeated_rows_draws_and_counts_each_row(passes):
+    ax = drawn(plots.repeated_rows(passes).axes[0])
+    assert len(ax.patches) == passes * (passes + 1) // 2
+    before = passes * (passes - 1) // 2
+    assert [text.get_text() for text in ax.texts] == [f"{passes} new", f"{before} made before"]
+
+
+@pytest.mark.parametrize("query", [(-1, -1), (0, 0), (1, 1), (2, 2)])
+def test_one_query_keeps_its_axes_and_shows_every_point(query):
+    keys, values = np.array([[0, 1], [1, 0], [1, 1]]), np.array([[4, 0], [0, 2], [4, 2]])
+    scores = keys @ np.array(query) / np.sqrt(2)
+    weights = np.exp(scores * 4) / np.exp(scores * 4).sum()
+    figure = plots.one_query(query, keys, values, scores, weights, weights @ values, "abc")
+    match, score, weight, mean = (drawn(ax) for ax in figure.axes)
+    assert (*score.get_xlim(), *weight.get_xlim(), *mean.get_xlim()) == (
+        -2.9,
+        4.2,
+        0,
+        1.3,
+        -0.6,
+        5.4,
+    )
+    assert match.get_xlim()[0] < min(query) and max(query) < match.get_ylim()[1]
+    assert [round(bar.get_width(), 6) for bar in weight.patches] == list(np.round(weights, 6))
