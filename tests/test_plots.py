@@ -135,3 +135,17 @@ def test_one_query_keeps_its_axes_and_shows_every_point(query):
     )
     assert match.get_xlim()[0] < min(query) and max(query) < match.get_ylim()[1]
     assert [round(bar.get_width(), 6) for bar in weight.patches] == list(np.round(weights, 6))
+
+
+@pytest.mark.parametrize("bugs", [1, 60])
+def test_the_bug_matrix_has_a_row_a_bug_and_rings_the_named_check(bugs):
+    found = {f"bug {i}": ["a"] if i % 2 else [] for i in range(bugs)}
+    figure = plots.bug_matrix(found, dict.fromkeys(found, "b"), ["a", "b"])
+    ax = drawn(figure.axes[0])
+    assert len(ax.patches) == 2 * bugs and len(ax.lines) == bugs
+
+
+@pytest.mark.parametrize("gap", [[0.0], [1e-9] * 300, [float("nan"), float("inf"), 1e-3]])
+def test_a_parting_of_nothing_of_everything_and_of_no_numbers_is_drawn(gap):
+    ax = drawn(plots.parting(gap, 1e-6, [len(gap)], "title").axes[0])
+    assert ax.get_yscale() == "log" and len(ax.collections[0].get_segments()) == len(gap)
