@@ -59,6 +59,7 @@ class Visit:
 
     def __init__(self, browser, root: str, **options):
         self.context = browser.new_context(viewport=DESK, **options)
+        self.context.set_default_timeout(120_000)  # the machine may be busy
         self.page = self.context.new_page()
         self.outside, self.wrong = [], []
         self.page.on("request", lambda request: self.note(request.url, root))
