@@ -189,7 +189,7 @@ def replay(
     """Serve `events` in order; `held` maps each key to its block and is kept up to date."""
     for what, key, nbytes in events:
         if what == "malloc":
-            held[key] = allocator.malloc(nbytes, str(key))
+            held[key] = allocator.malloc(nbytes, str(key).split()[0])
         elif what == "free" and key in held:
             allocator.free(held.pop(key))
         elif what == "free":
@@ -224,7 +224,7 @@ def generation(
         events: list[Event] = []
         for layer, both in enumerate(cache_bytes_per_layer(config, tokens, batch, dtype_bytes)):
             for kind in ("k", "v"):
-                events.append(("malloc", (kind, layer, tokens), both // 2))
+                events.append(("malloc", f"{kind}{layer} {tokens}", both // 2))
                 if tokens > prompt:
-                    events.append(("free", (kind, layer, tokens - 1), 0))
+                    events.append(("free", f"{kind}{layer} {tokens - 1}", 0))
         yield events

@@ -95,12 +95,12 @@ class Report:
         return self.rows[index]
 
     def __str__(self) -> str:
-        """A table: tokens, formula, held, difference, requested, and the peak on the way."""
-        names = ("tokens", "formula", "held", "difference", "requested", "peak")
+        """A table of what is the same on every machine: the peaks are not."""
+        names = ("tokens", "formula", "held", "difference", "requested")
         lines = ["".join(f"{name:>14}" for name in names)]
         for row in self.rows:
-            values = [row.tokens, row.formula_bytes, row.held_bytes, row.difference]
-            values += [row.requested_bytes, row.peak_bytes]
+            values: list[int | None] = [row.tokens, row.formula_bytes, row.held_bytes]
+            values += [row.difference, row.requested_bytes]
             cells = ["-" if value is None else f"{value:,}" for value in values]
             lines.append("".join(f"{cell:>14}" for cell in cells))
         return "\n".join(lines)

@@ -4,12 +4,13 @@ import json
 import re
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlib import GPT2Config, allocator, costs, memory
+from kvlib import GPT2Config, allocator, costs, memory, plots
 from kvlib.allocator import CachingAllocator, OutOfMemory, generation, replay
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -191,6 +192,20 @@ def test_growing_past_a_mebibyte_carries_unsplit_remainders():
         extra[tokens] = books.allocated_bytes - books.requested_bytes
     assert max(value for tokens, value in extra.items() if tokens <= 341) == 0
     assert 0 < max(extra.values()) <= 24 * MIB
+
+
+@pytest.mark.parametrize("requests", [0, 1, 44])
+@pytest.mark.parametrize("cache", ["growing", "static"])
+def test_the_picture_of_its_segments_at_the_extremes(cache, requests):
+    plots.use_style()
+    books = CachingAllocator()
+    replay(books, sum(generation(GPT2Config(n_layer=2), 339, 5, cache), [])[:requests], {})
+    figure = plots.allocator_segments(books.segments, 20 * MIB, "title")
+    figure.canvas.draw()
+    in_use = sum(b.requested is not None for s in books.segments for b in s.blocks)
+    assert len(figure.axes[0].texts) == in_use
+    assert len(books.segments) <= 5  # the picture has room for five
+    plt.close(figure)
 
 
 @pytest.mark.parametrize("file", RECORDINGS or [None], ids=lambda file: file and file.stem)
