@@ -26,6 +26,7 @@ MAX_BYTES = 2_000_000  # of HTML for one explorer: a page holds one or two and s
 DPI = 200  # twice the pixels a figure is shown at: sharp on a screen of double density
 COLOURS = 128
 WIDGET = "application/vnd.jupyter.widget-view+json"
+LABEL = '<label style="margin-right:2em">'  # apart even where no style sheet is, as in JupyterLab
 HINT = "To move the controls, run this cell or open the page in the book."
 
 
@@ -181,10 +182,10 @@ def control_html(name: str, opts: list, value) -> str:
             "</option>"
             for i, v in enumerate(opts)
         )
-        return f'<label><span>{title}</span><select autocomplete="off">{items}</select></label>'
+        return f'{LABEL}<span>{title}</span><select autocomplete="off">{items}</select></label>'
     shown = html.escape(label(value))
     return (
-        f'<label><span>{title}</span><input type="range" min="0" max="{len(opts) - 1}" step="1" '
+        f'{LABEL}<span>{title}</span><input type="range" min="0" max="{len(opts) - 1}" step="1" '
         f'value="{chosen}" aria-label="{title}" aria-valuetext="{shown}" autocomplete="off">'
         f"<output>{shown}</output></label>"
     )

@@ -83,7 +83,7 @@ def test_apart_from_its_pictures_the_html_is_the_same_each_time(shown):
 
 def test_each_control_is_labelled_and_none_remembers(shown):
     explore(line, slope=(1, 3), dashed=[False, True])
-    controls = re.findall(r"<label><span>(\w+)</span><(\w+)(.*?)>", shown[0]["text/html"])
+    controls = re.findall(r"<label[^>]*><span>(\w+)</span><(\w+)(.*?)>", shown[0]["text/html"])
     assert [(name, tag) for name, tag, _ in controls] == [("slope", "input"), ("dashed", "select")]
     assert all('autocomplete="off"' in rest for _, _, rest in controls)
 
