@@ -162,6 +162,9 @@ def add_arguments(parser) -> None:
     parser.add_argument("--dtype", default="float32", help=f"the cache's: {', '.join(FORMATS)}")
     parser.add_argument("--weights-dtype", help="the weights' (default: the cache's, or bfloat16)")
     parser.add_argument("--card", help="a device, by name, for what fits")
+    parser.add_argument(
+        "--record", metavar="FILE", help="instead: record the allocator of a CUDA device, as JSON"
+    )
     parser.add_argument("--list", action="store_true", help="list models and devices, and stop")
 
 
@@ -170,6 +173,11 @@ def main(args) -> int:
     if args.list:
         print("models: " + ", ".join(models.MODELS))
         print("devices: " + ", ".join(models.CARDS))
+        return 0
+    if args.record:
+        from .cuda import record_generation
+
+        Path(args.record).write_text(json.dumps(record_generation()))
         return 0
     config = json.loads(Path(args.model).read_text()) if args.model.endswith(".json") else None
     how = dict(card=args.card, weights_dtype=args.weights_dtype)

@@ -98,3 +98,23 @@ def record_cuda(fn: Callable[[], Any], device: str = "cuda") -> dict:
         trace=[{key: entry[key] for key in ("action", "addr", "size")} for entry in entries],
         **{kind: stats[f"{kind}.all.current"] for kind in kinds},
     )
+
+
+def record_generation(prompt: int = 64, new_tokens: int = 64) -> dict:
+    """What `record_cuda` returns for random GPT-2 with a growing cache, its weights included.
+
+    Raises ValueError where there is no CUDA device.
+    """
+    from .generate import stream
+    from .weights import load
+
+    if not torch.cuda.is_available():
+        raise ValueError("no CUDA device here; a recording of its allocator needs one")
+
+    def run():
+        model = load("gpt2", weights="random", device="cuda")
+        tokens = torch.zeros(1, prompt, dtype=torch.int64, device="cuda")
+        for _ in stream(model, tokens, new_tokens, cache="growing"):
+            pass
+
+    return record_cuda(run)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from kvlib import GPT2Config, allocator, costs, cuda, decoders, memory, watch
+from kvlib import GPT2Config, __main__, allocator, costs, cuda, decoders, memory, watch
 from kvlib.allocator import CachingAllocator
 from test_model import TINY, tiny
 
@@ -199,6 +199,12 @@ def test_simulator_against_this_device():
     books = CachingAllocator()
     allocator.replay(books, events, {})
     assert [segment.size for segment in books.segments] == segments
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_recording_needs_a_cuda_device(tmp_path, capsys):
+    assert __main__.main(["memory", "--record", str(tmp_path / "x.json")]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
 
 
 def test_resident_memory_is_more_than_the_tensors():
