@@ -19,7 +19,7 @@ def premises(lab: Lab) -> Outcome:
     if not judge.noise <= bound:
         note = "the reference disagrees with itself: later tokens change earlier logits"
         return Outcome(False, judge.noise, "reference", note)
-    if judge.distance is not None and not judge.distance <= DECLARED[judge.dtype] * judge.scale:
+    if not judge.distance <= DECLARED[judge.dtype] * judge.scale:
         note = f"{judge.dtype} strays further from float64 than rounding explains"
         return Outcome(False, judge.distance, "reference", note)
     other = judge.long[:, :9].clone()

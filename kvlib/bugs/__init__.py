@@ -15,9 +15,17 @@ from ..decoders import from_kvlib
 from ..model import GPT2
 from . import model as _model  # noqa: F401  enters its bugs in CATALOGUE
 from . import storage as _storage  # noqa: F401  and so does this
-from .plant import CATALOGUE, Bug
+from .plant import CATALOGUE, Bug, CacheDecoder, PatchedDecoder
 
-__all__ = ["CATALOGUE", "Bug", "matrix", "needed", "small_model"]
+__all__ = [
+    "CATALOGUE",
+    "Bug",
+    "CacheDecoder",
+    "PatchedDecoder",
+    "matrix",
+    "needed",
+    "small_model",
+]
 
 
 def small_model(seed: int = 0) -> GPT2:
