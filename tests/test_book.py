@@ -24,6 +24,7 @@ PAGES = sorted(
 ) or [START]
 CHAPTERS = [page for page in PAGES if page.startswith("notebooks/")]
 SCHEMES = ["http", "file"]
+FIGURES = "figure.kv-explore, figure.kv-array"
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 MAX_PAGE_BYTES = 5_000_000
 
@@ -117,34 +118,42 @@ def test_no_formula_is_left_as_source(visit):
 
 
 def test_every_picture_is_there_and_described(visit):
-    pictures = visit.page.evaluate("""() => [...document.querySelectorAll('article img')].map(
+    images = visit.page.evaluate("""() => [...document.querySelectorAll('article img')].map(
         (i) => ({alt: i.alt, drawn: i.complete && i.naturalWidth > 0, src: i.src.slice(0, 80)}))""")
-    for picture in pictures:
-        assert picture["drawn"], picture
-        assert len(picture["alt"]) > 10 and not picture["alt"].startswith(("..", "/", "_"))
+    for image in images:
+        assert image["drawn"], image
+        assert len(image["alt"]) > 10 and not image["alt"].startswith(("..", "/", "_"))
 
 
 def test_each_control_changes_its_picture_by_keyboard(visit):
-    for figure in visit.page.locator("figure.kv-explore").all():
-        picture = figure.locator("img")
+    for figure in visit.page.locator(FIGURES).all():
         for control in figure.locator("input, select").all():
             assert control.is_visible() and control.evaluate("e => e.labels.length") == 1
-            assert moves(control, picture), control.evaluate("e => e.outerHTML")
-            assert len(picture.get_attribute("alt")) > 10
+            assert moves(control, figure), control.evaluate("e => e.outerHTML")
 
 
-def moves(control, picture) -> bool:
+def picture(figure) -> tuple[str, str]:
+    """What an interactive figure shows, and the text that describes it."""
+    drawn, text = figure.evaluate("""f => {
+        const canvas = f.querySelector('canvas'), image = f.querySelector('img');
+        return image ? [image.src, image.alt] : [canvas.toDataURL(), canvas.ariaLabel];
+    }""")
+    assert len(text) > 10
+    return drawn, text
+
+
+def moves(control, figure) -> bool:
     """True where an arrow key, pressed until the control's end if need be, changes the picture."""
     forth, back = ("ArrowRight", "ArrowLeft")
     steps = int(control.get_attribute("max") or control.locator("option").count() - 1)
     if control.evaluate("e => e.tagName") == "SELECT":
         forth, back = "ArrowDown", "ArrowUp"
-    before, alt = picture.get_attribute("src"), picture.get_attribute("alt")
-    control.focus()
+    drawn, text = picture(figure)
     for key in [forth] * steps + [back] * steps:
         control.press(key)
-        if picture.get_attribute("src") != before:
-            return picture.get_attribute("alt") != alt
+        new_drawn, new_text = picture(figure)
+        if new_drawn != drawn:
+            return new_text != text
     return False
 
 
@@ -169,12 +178,12 @@ def test_a_reload_forgets_what_was_chosen(browser, roots, scheme):
     """Firefox and Chromium restore form fields; a restored slider would belie its picture."""
     for chapter in CHAPTERS[:1]:
         opened = Visit(browser, roots[scheme]).open(roots[scheme] + chapter)
-        figure = opened.page.locator("figure.kv-explore").first
-        control, picture = figure.locator("input, select").first, figure.locator("img")
-        value, source = control.input_value(), picture.get_attribute("src")
-        assert moves(control, picture)
+        figure = opened.page.locator(FIGURES).first
+        control = figure.locator("input, select").first
+        value, before = control.input_value(), picture(figure)
+        assert moves(control, figure)
         opened.page.reload()
-        assert control.input_value() == value and picture.get_attribute("src") == source
+        assert control.input_value() == value and picture(figure) == before
         opened.context.close()
 
 
@@ -182,7 +191,7 @@ def test_figures_need_no_script(browser, roots):
     for chapter in CHAPTERS:
         opened = Visit(browser, roots["file"], java_script_enabled=False)
         opened.page.goto(roots["file"] + chapter)
-        for figure in opened.page.locator("figure.kv-explore").all():
+        for figure in opened.page.locator(FIGURES).all():
             assert figure.locator("img").evaluate("i => i.naturalWidth > 0")
             assert not figure.locator(".kv-controls").is_visible()
         opened.context.close()
@@ -202,8 +211,8 @@ def test_the_theme_switch_makes_the_page_dark_and_leaves_pictures_on_white(
             break
     dark = opened.evaluate("getComputedStyle(document.body).backgroundColor")
     assert brightness(light) > 200 and brightness(dark) < 60
-    for picture in opened.locator("article .cell_output img").all():
-        ground = picture.evaluate("i => getComputedStyle(i).backgroundColor")
+    for image in opened.locator("article .cell_output img").all():
+        ground = image.evaluate("i => getComputedStyle(i).backgroundColor")
         assert brightness(ground) == 255
     opened.context.close()
 
