@@ -6,8 +6,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from .plots import COLOUR, direct_label
+from .plots import COLOUR
 from .samples import Trace
 
 LINES = {  # a cached step has the cached colour; a copy made at every step is dashed
@@ -23,21 +24,44 @@ def line_of(name: str) -> dict:
     return LINES.get(name, dict(color=COLOUR["measured"], linestyle=":"))
 
 
+def name_lines(ax: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
+    """Write each line's name beside its end (x, y), apart from one another where ends are close."""
+    ax.figure.canvas.draw()  # the limits are final only now
+    to_axes = (ax.transData + ax.transAxes.inverted()).transform
+    last = -1.0
+    for name, end in sorted(ends.items(), key=lambda item: item[1][1]):
+        height = float(to_axes(end)[1])
+        last = max(height, last + 0.07)
+        ax.annotate(
+            CALLED.get(name, name),
+            end,
+            (8, (last - height) * ax.bbox.height * 72 / ax.figure.dpi),
+            textcoords="offset points",
+            color=line_of(name)["color"],
+            va="center",
+        )
+
+
 def per_token(traces: Mapping[str, Trace]) -> Figure:
     """The figure of milliseconds for each token of a generation: median, and quartiles as a band.
 
     The first token, which carries the prefill, is drawn as a dot.
     """
     figure, ax = plt.subplots(figsize=(7.6, 4.2))
+    ends = {}
     for name, trace in traces.items():
         style, number = line_of(name), np.arange(1, trace.new_tokens + 1)
         low, middle, high = 1e3 * np.quantile(trace.runs_s, (0.25, 0.5, 0.75), axis=0)
         ax.plot(number[1:], middle[1:], **style)
         ax.fill_between(number[1:], low[1:], high[1:], color=style["color"], alpha=0.2, linewidth=0)
         ax.plot(number[:1], middle[:1], "o", color=style["color"])
-        direct_label(ax, number[-1], middle[-1], CALLED.get(name, name), style["color"])
+        ends[name] = number[-1], middle[-1]
     ax.set(xlabel="token of the generation", ylabel="ms for this token", ylim=(0, None))
-    ax.set_xlim(0, ax.dataLim.x1 * 1.25)
+    last = max(number for number, _ in ends.values())
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_xlim(0, 1.3 * last)
+    ax.set_xticks([tick for tick in ax.get_xticks() if tick <= last])
+    name_lines(ax, ends)
     return figure
 
 
@@ -65,15 +89,28 @@ def by_batch(traces: Mapping[tuple[int, str], Trace]) -> Figure:
         logarithmic(ax, sorted({batch for batch, _ in traces}))
     for ax in axes[1]:
         ax.set_xlabel("batch")
-    axes[0, 0].legend(frameon=False)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    axes[1, 1].legend(handles, labels, frameon=False, loc="lower right")
     return figure
 
 
 def logarithmic(ax: Axes, ticks: Sequence[int]) -> None:
-    """Logarithmic axes, with the x axis marked at `ticks`."""
-    ax.set(xscale="log", yscale="log")
+    """Logarithmic axes with plain numbers, the x axis marked at `ticks`."""
+    ax.set(xscale="log")
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
-    ax.minorticks_off()
+    ax.xaxis.set_minor_locator(NullLocator())
+    plain_log(ax)
+
+
+def plain_log(ax: Axes) -> None:
+    """A logarithmic y axis in plain numbers, marked at 1, 2 and 5 of each power of ten; at 1 alone
+    where there are more than two powers.
+    """
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    ax.yaxis.set_minor_locator(NullLocator())
 
 
 def against_context(
@@ -82,15 +119,24 @@ def against_context(
     measured_s: Mapping[str, Mapping[int, float]],
 ) -> Figure:
     """The figure of ms per step against context, by cache: line predicted, dots measured."""
-    figure, ax = plt.subplots(figsize=(7.6, 4.4))
-    for name, line in predicted_s.items():
-        style = line_of(name)
-        ax.plot(contexts, [1e3 * value for value in line], color=style["color"], alpha=0.6)
-        dots = measured_s.get(name, {})
-        ax.plot(list(dots), [1e3 * value for value in dots.values()], "o", color=style["color"])
-        direct_label(ax, contexts[-1], 1e3 * line[-1], CALLED.get(name, name), style["color"])
-    ax.set(yscale="log", xlabel="context, tokens", ylabel="ms per step")
-    ax.set_xlim(0, max(contexts) * 1.25)
+    figure, ax = plt.subplots(figsize=(7.6, 4.6))
+    ends = {}
+    for name in {**predicted_s, **measured_s}:
+        style, dots = line_of(name), measured_s.get(name, {})
+        points = {context: 1e3 * value for context, value in dots.items()}
+        face = "white" if name == "growing" else style["color"]
+        if name in predicted_s:
+            line = [1e3 * value for value in predicted_s[name]]
+            ax.plot(contexts, line, **style, alpha=0.7)
+            points.setdefault(contexts[-1], line[-1])
+        kept = {context: value for context, value in points.items() if context in dots}
+        ax.plot(list(kept), list(kept.values()), "o", color=style["color"], markerfacecolor=face)
+        ends[name] = max(points), points[max(points)]
+    plain_log(ax)
+    ax.set(xlabel="context, tokens", ylabel="ms per step")
+    ax.set_xlim(0, max(contexts) * 1.3)
+    ax.set_xticks([tick for tick in ax.get_xticks() if tick <= max(contexts)])
+    name_lines(ax, ends)
     return figure
 
 
@@ -107,7 +153,7 @@ def cost_of_a_token(
 
     The chosen pair is ringed. `limits` are the least and most seconds of any frame's axis.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.9))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3.4))
     batches, contexts = (sorted({key[i] for key in predicted_s}) for i in (0, 1))
     low, high = limits
     for values, colour, mark in (
@@ -122,13 +168,11 @@ def cost_of_a_token(
     now = predicted_s[batch, context]
     left.scatter(context, 1e3 * now, **chosen)
     right.scatter(batch, batch / now, **chosen)
-    left.set(title=f"TPOT, ms, batch {batch}", xlabel="context, tokens", yscale="log")
+    left.set(title=f"TPOT, ms, batch {batch}", xlabel="context, tokens")
     left.set_ylim(1e3 * low, 1e3 * high)
-    right.set(
-        title=f"tokens/s, context {context}",
-        xlabel="batch",
-        ylim=(0.9 / high, 1.1 * batches[-1] / low),
-    )
+    plain_log(left)
+    right.set(title=f"tokens/s, context {context}", xlabel="batch")
+    right.set_ylim(0.9 / high, 1.1 * batches[-1] / low)
     logarithmic(right, batches)
     right.text(0.03, 0.93, "line: predicted", transform=right.transAxes, color=COLOUR["predicted"])
     right.text(0.03, 0.86, "dots: measured", transform=right.transAxes)

@@ -141,15 +141,18 @@ def spread(bounds_s: tuple[float, float]) -> str:
     return "({:.3g} to {:.3g})".format(*(1e3 * bound for bound in bounds_s))
 
 
-HEADINGS = ["batch", "prompt", "new", "TTFT ms", "TPOT ms", "ITL p50", "p90", "p99"]
-HEADINGS += ["tokens/s", "decode only", "state bytes"]
+HEADINGS = {"batch": 7, "prompt": 7, "new": 6, "TTFT ms": 10, "TPOT ms": 9, "ITL p50": 9}
+HEADINGS |= {"p90": 9, "p99": 9, "tokens/s": 10, "decode only": 12, "kept bytes": 14}
 
 
 def table(rows: Iterable[tuple[str, Trace]] | Iterable[Trace]) -> str:
     """Traces, or (name, Trace) pairs, as a table: medians of the runs."""
     named = [row if isinstance(row, tuple) else ("", row) for row in rows]
-    width = max([len(name) for name, _ in named], default=0)
-    lines = [" " * width + "".join(f"{heading:>12}" for heading in HEADINGS)]
+    width = max([len("cache"), *(len(name) for name, _ in named)])
+    title = "cache" if any(name for name, _ in named) else ""
+    lines = [
+        f"{title:<{width}}" + "".join(f"{heading:>{size}}" for heading, size in HEADINGS.items())
+    ]
     for name, row in named:
         cells = [f"{row.batch}", f"{row.prompt_tokens}", f"{row.new_tokens}"]
         cells.append(f"{1e3 * row.ttft_s:.1f}")
@@ -159,5 +162,6 @@ def table(rows: Iterable[tuple[str, Trace]] | Iterable[Trace]) -> str:
         else:
             cells, rates = [*cells, *"----"], [f"{row.tokens_per_s:.1f}", "-"]
         cells += [*rates, f"{row.state_bytes:,}"]
-        lines.append(f"{name:<{width}}" + "".join(f"{cell:>12}" for cell in cells))
+        aligned = zip(cells, HEADINGS.values(), strict=True)
+        lines.append(f"{name:<{width}}" + "".join(f"{cell:>{size}}" for cell, size in aligned))
     return "\n".join(lines)

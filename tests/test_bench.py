@@ -6,6 +6,7 @@ import signal
 import matplotlib.pyplot as plt
 import pytest
 
+import measured
 from kvlib import bench, costs, plots_timing, stopwatch, timing
 from kvlib.__main__ import main as command
 from kvlib.config import GPT2Config
@@ -149,3 +150,34 @@ def test_the_explorers_figure_at_its_extremes(batch, context, measured):
     figure.canvas.draw()
     lines = {name: [0.1] * 2 for name in bench.CACHES}
     plots_timing.against_context(lines, [1, 1000], {"none": {1: 0.2}}).canvas.draw()
+
+
+def test_the_page_of_measured_machines_is_what_the_recordings_say():
+    assert measured.PAGE.read_text() == measured.page(measured.read())
+
+
+def test_the_page_shows_profiles_steps_and_peers(tmp_path, capsys):
+    asked = ["--batch", "2", "--contexts", "5", "--repeats", "2", "--json", str(tmp_path)]
+    assert command([*SHORT, *asked]) == 0
+    recording = json.loads(next(tmp_path.glob("*.json")).read_text())
+    ratio = dict(work="TTFT", ratio=1.5, least=1.25, most=2.0)
+    rows = [dict(engine="kvlib", **ratio), dict(engine="other", **ratio)]
+    peers = dict(kind="peers", machine=recording["machine"], rounds=3, rows=rows)
+    text = measured.page([recording, peers | dict(missing={"third": "not installed"})])
+    assert text.count("\n## ") == 1, "one machine, one heading"
+    assert "| static | 2 | " in text and "none / static" in text
+    assert "| other | 1.50 (1.25 to 2.00) |" in text and "third: not installed" in text
+
+
+def test_every_engine_is_named_with_what_it_needs(monkeypatch):
+    monkeypatch.syspath_prepend(str(measured.ROOT / "benchmarks"))
+    import engines
+    import peers
+
+    assert list(engines.ENGINES) == list(engines.PACKAGES)
+    assert engines.missing("kvlib", "") is None
+    assert "no such engine" in engines.missing("another", "")
+    found = {"a": {"kvlib": [1.0, 2.0, 4.0], "x": [2.0, 3.0, 4.0]}}
+    row = peers.rows(found)[1]
+    assert (row["ratio"], row["least"], row["most"]) == (1.5, 1.0, 2.0)
+    assert "1.50 (1.00-2.00)" in peers.table(peers.rows(found))
