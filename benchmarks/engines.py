@@ -1,0 +1,221 @@
+"""The engines that benchmarks/peers.py compares. Run as a program it is one of them, at work.
+
+An engine is a function of (folder, threads, gguf) that loads the weights and returns
+run(prompts, new) -> seconds of each of `new` tokens, the prefill in the first. `prompts` is a list
+of lists of token ids, all of one length.
+"""
+
+import importlib.util
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+PACKAGES = {  # engine -> the packages that it needs besides kvlib's own
+    "kvlib": [],
+    "transformers loop": [],
+    "transformers static loop": [],
+    "transformers generate": [],
+    "CTranslate2 float32": ["ctranslate2"],
+    "CTranslate2 int8": ["ctranslate2"],
+    "onnxruntime float32": ["onnxruntime", "onnx"],
+    "llama.cpp F32": ["llama_cpp_python"],
+}
+MODULES = {"llama_cpp_python": "llama_cpp"}
+VOCABULARY = 50257
+
+
+def missing(name: str, gguf: str) -> str | None:
+    """Why the engine `name` cannot run here, or None."""
+    if name not in PACKAGES:
+        return f"no such engine; there are {', '.join(PACKAGES)}"
+    for package in PACKAGES[name]:
+        if importlib.util.find_spec(MODULES.get(package, package)) is None:
+            return f"{package} is not installed"
+    return "no --gguf file was given" if name.startswith("llama.cpp") and not gguf else None
+
+
+def gaps(moments: list[float]) -> list[float]:
+    """Seconds from each moment to the next."""
+    return [after - before for before, after in zip(moments, moments[1:], strict=False)]
+
+
+def loop(decoder):
+    """run() of a kvlib Decoder, in its bare loop."""
+    import torch
+
+    from kvlib import timing
+
+    def run(prompts, new):
+        with timing.undisturbed("cpu"):
+            return timing.generation(decoder, torch.tensor(prompts), new, "cpu")[0]
+
+    return run
+
+
+def kvlib(folder, threads, gguf):
+    from kvlib import decoders, load
+
+    return loop(decoders.from_kvlib(load(folder), "static"))
+
+
+def transformers_model(folder):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def transformers_loop(folder, threads, gguf):
+    from kvlib import decoders
+
+    return loop(decoders.from_hf(transformers_model(folder), "dynamic"))
+
+
+def transformers_static(folder, threads, gguf):
+    from kvlib import decoders
+
+    return loop(decoders.from_hf(transformers_model(folder), "static"))
+
+
+def transformers_generate(folder, threads, gguf):
+    import torch
+
+    model = transformers_model(folder)
+    moments: list[float] = []
+
+    class Stopwatch(torch.nn.Module):  # asked after every token, for a batch too
+        def __call__(self, tokens, scores, **_):
+            moments.append(time.perf_counter())
+            return torch.zeros(tokens.shape[0], dtype=torch.bool)
+
+    def run(prompts, new):
+        tokens = torch.tensor(prompts)
+        moments[:] = [time.perf_counter()]
+        how = dict(max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0)
+        model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            stopping_criteria=[Stopwatch()],
+            **how,
+        )
+        return gaps(moments)
+
+    return run
+
+
+def ctranslate2_as(compute_type):
+    def engine(folder, threads, gguf):
+        import ctranslate2
+
+        converted = Path(folder) / f"ctranslate2-{compute_type}"
+        if not converted.exists():
+            converter = ctranslate2.converters.TransformersConverter(str(folder))
+            converter.convert(str(converted), quantization=compute_type)
+        how = dict(intra_threads=threads, inter_threads=1, compute_type=compute_type)
+        generator = ctranslate2.Generator(str(converted), device="cpu", **how)
+        names = json.loads((converted / "vocabulary.json").read_text())  # it takes texts, not ids
+
+        def run(prompts, new):
+            moments = [time.perf_counter()]
+
+            def note(result):
+                if result.batch_id == 0:
+                    moments.append(time.perf_counter())
+                return False
+
+            generator.generate_batch(
+                [[names[token] for token in prompt] for prompt in prompts],
+                max_length=new,
+                min_length=new,
+                sampling_topk=1,
+                include_prompt_in_result=False,
+                callback=note,
+            )
+            return gaps(moments)
+
+        return run
+
+    return engine
+
+
+def onnxruntime_float32(folder, threads, gguf):
+    import numpy as np
+    import onnxruntime
+    from onnx_gpt2 import export
+
+    path = Path(folder) / "onnx" / "model.onnx"
+    shape = export(folder, path)  # layers, heads, head dim
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    value = onnxruntime.OrtValue.ortvalue_from_numpy
+
+    def run(prompts, new):
+        tokens, batch, moments = np.array(prompts), len(prompts), [time.perf_counter()]
+        empty = np.zeros((batch, shape[1], 0, shape[2]), dtype=np.float32)
+        past = {f"past_{i}": value(empty) for i in range(2 * shape[0])}
+        for _ in range(new):
+            logits, *rows = session.run_with_ort_values(names, {"tokens": value(tokens), **past})
+            past = {f"past_{i}": row for i, row in enumerate(rows)}
+            tokens = logits.numpy().argmax(-1)[:, None]
+            moments.append(time.perf_counter())
+        return gaps(moments)
+
+    return run
+
+
+def llama_cpp(folder, threads, gguf):
+    import numpy as np
+    from llama_cpp import Llama
+
+    model = Llama(gguf, n_ctx=1024, n_batch=512, n_threads=threads, verbose=False)
+
+    def run(prompts, new):
+        if len(prompts) > 1:
+            raise NotImplementedError("its Python package decodes one sequence at a time")
+        tokens, moments = prompts[0], [time.perf_counter()]
+        model.reset()
+        for _ in range(new):
+            model.eval(tokens)
+            tokens = [int(np.argmax(model.scores[model.n_tokens - 1]))]
+            moments.append(time.perf_counter())
+        return gaps(moments)
+
+    return run
+
+
+ENGINES = {
+    "kvlib": kvlib,
+    "transformers loop": transformers_loop,
+    "transformers static loop": transformers_static,
+    "transformers generate": transformers_generate,
+    "CTranslate2 float32": ctranslate2_as("float32"),
+    "CTranslate2 int8": ctranslate2_as("int8"),
+    "onnxruntime float32": onnxruntime_float32,
+    "llama.cpp F32": llama_cpp,
+}
+
+
+def main() -> int:
+    """Load one engine, then answer each line of standard input with the seconds of each token."""
+    import torch
+
+    name, folder, threads, gguf = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    run = ENGINES[name](folder, int(threads), gguf)
+    print("answer true", flush=True)
+    for line in sys.stdin:
+        batch, length, new = json.loads(line)
+        draw = random.Random(0)
+        prompts = [[draw.randrange(VOCABULARY) for _ in range(length)] for _ in range(batch)]
+        seconds = run(prompts, new)
+        if len(seconds) != new:
+            raise RuntimeError(f"{name} made {len(seconds)} tokens where {new} were asked for")
+        print("answer " + json.dumps(seconds), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""The same work by kvlib and by other engines: one process each, taking turns, as a ratio table.
+
+    pip install -e ".[peers]"
+    python benchmarks/peers.py [--rounds 5] [--engines kvlib,...] [--json figures/measured]
+
+Every engine reads the same weights (GPT-2 at full size, seeded random values), gets the same token
+ids and must produce one token a sequence at each step, greedily. Engines that are not installed are
+named and skipped. Each lives in a process of its own, so that no library's threads disturb another;
+only one works at a time, and each round runs all of them once.
+
+llama.cpp reads GGUF files only: make one of the weights that `--keep DIR` leaves, with its own
+convert_hf_to_gguf.py, and name it with --gguf.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from engines import ENGINES, PACKAGES, missing
+
+WORKS = {  # name -> batch, prompt, new tokens, and what is read off the seconds of each token
+    "TTFT 512": (1, 512, 1, "first"),
+    "step at 100": (1, 96, 9, "step"),
+    "step at 500": (1, 496, 9, "step"),
+    "step at 960": (1, 956, 9, "step"),
+    "batch 32": (32, 19, 20, "all"),
+}
+READ = {
+    "first": lambda seconds: seconds[0],
+    "step": lambda seconds: statistics.median(seconds[1:]),
+    "all": sum,
+}
+
+
+class Worker:
+    """An engine in a process of its own, which works when asked and sleeps otherwise."""
+
+    def __init__(self, engine: str, folder: Path, threads: int, gguf: str):
+        command = [sys.executable, str(Path(__file__).with_name("engines.py"))]
+        command += [engine, str(folder), str(threads), gguf]
+        self.log = folder / f"{engine}.log"  # what it says is of interest if it fails
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log.open("w"),
+            text=True,
+        )
+        self.answer()  # it has loaded
+
+    def answer(self):
+        """The next line of the process that is an answer; RuntimeError where it ended instead."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("answer "):
+                return json.loads(line.removeprefix("answer "))
+        status = self.process.wait()
+        said = self.log.read_text().strip().splitlines() or ["nothing"]
+        raise RuntimeError(f"it ended with status {status}, saying: {said[-1]}")
+
+    def run(self, batch: int, prompt: int, new: int) -> list[float]:
+        """Seconds of each of `new` tokens, of one generation of `batch` prompts of `prompt`."""
+        assert self.process.stdin is not None
+        print(json.dumps([batch, prompt, new]), file=self.process.stdin, flush=True)
+        return self.answer()
+
+    def stop(self) -> None:
+        """End the process and wait for it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def start(names: list[str], folder: Path, threads: int, gguf: str):
+    """Workers by engine, and for each engine without one, why."""
+    workers, absent = {}, {}
+    for name in names:
+        why = missing(name, gguf)
+        if why is None:
+            try:
+                workers[name] = Worker(name, folder, threads, gguf)
+            except RuntimeError as error:
+                why = str(error)
+        if why is not None:
+            absent[name] = why
+            print(f"skipped {name}: {why}", flush=True)
+    return workers, absent
+
+
+def measure(workers: dict[str, Worker], works: list[str], rounds: int) -> dict:
+    """Seconds by work, engine and round; what an engine cannot do is left out, and said."""
+    found: dict = {}
+    for work in works:
+        batch, prompt, new, how = WORKS[work]
+        able = {}
+        for name, worker in workers.items():  # the warm-up, which may also fail
+            try:
+                worker.run(batch, prompt, new)
+                able[name] = worker
+            except RuntimeError as error:
+                print(f"{name} cannot do {work}: {error}", flush=True)
+        found[work] = {name: [] for name in able}
+        for _ in range(rounds):
+            for name, worker in able.items():
+                found[work][name].append(READ[how](worker.run(batch, prompt, new)))
+        for name, seconds in found[work].items():
+            middle = 1e3 * statistics.median(seconds)
+            print(f"{work:<12} {name:<28} {middle:9.1f} ms", flush=True)
+    return found
+
+
+def rows(found: dict) -> list[dict]:
+    """A row for each work and engine: its seconds, and its time over kvlib's, round by round."""
+    made = []
+    for work, engines in found.items():
+        first = next(iter(engines))
+        for name, seconds in engines.items():
+            ratios = [mine / ours for mine, ours in zip(seconds, engines[first], strict=True)]
+            made.append(
+                dict(
+                    work=work,
+                    engine=name,
+                    runs_s=seconds,
+                    median_s=statistics.median(seconds),
+                    ratio=statistics.median(ratios),
+                    least=min(ratios),
+                    most=max(ratios),
+                )
+            )
+    return made
+
+
+def table(made: list[dict]) -> str:
+    """Time over that of the first engine, median (least to most) of the rounds."""
+    works = list(dict.fromkeys(row["work"] for row in made))
+    lines = [f"{'time over the first':<28}" + "".join(f"{work:>22}" for work in works)]
+    for engine in dict.fromkeys(row["engine"] for row in made):
+        cells = {
+            row["work"]: f"{row['ratio']:.2f} ({row['least']:.2f}-{row['most']:.2f})"
+            for row in made
+            if row["engine"] == engine
+        }
+        lines.append(f"{engine:<28}" + "".join(f"{cells.get(work, '-'):>22}" for work in works))
+    return "\n".join(lines)
+
+
+def save_weights(folder: Path, model: str) -> None:
+    """Write the seeded weights of `model` as Hugging Face does, with what converters ask for."""
+    from kvlib import decoders, load
+    from kvlib.tokenizer import FILES
+
+    theirs = decoders.to_hf(load(model, weights="random"))
+    theirs.config.bos_token_id = theirs.config.eos_token_id = theirs.config.vocab_size - 1
+    theirs.generation_config.eos_token_id = None
+    theirs.save_pretrained(folder)
+    for ours, name in (("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")):
+        shutil.copy(FILES / ours, folder / name)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+
+
+def main() -> int:
+    """Measure, print the table, write the recording; 1 where nothing was there to compare."""
+    from kvlib import bench, machine
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engines", default=",".join(ENGINES), help="the first is the measure")
+    parser.add_argument("--works", default=",".join(WORKS), help="which of the works to do")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=0, help="default: as torch chooses")
+    parser.add_argument("--model", default="gpt2", help="a preset (default: gpt2)")
+    parser.add_argument("--gguf", default="", help="the same weights as llama.cpp wants them")
+    parser.add_argument("--keep", type=Path, help="leave the weights in this directory")
+    parser.add_argument("--json", type=Path, help="write all samples there, or into a directory")
+    args = parser.parse_args()
+    facts = machine.facts()
+    threads = args.threads or facts["threads"]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.keep or Path(temporary)
+        save_weights(folder, args.model)
+        workers, absent = start(args.engines.split(","), folder, threads, args.gguf)
+        try:
+            if len(workers) < 2:
+                print("fewer than two engines: nothing to compare", file=sys.stderr)
+                return 1
+            made = rows(measure(workers, args.works.split(","), args.rounds))
+        finally:
+            for worker in workers.values():
+                worker.stop()
+    print(table(made))
+    versions = {p: importlib.metadata.version(p) for n in workers for p in PACKAGES[n]}
+    recording = dict(kind="peers", machine=facts | dict(threads=threads, dtype="float32"))
+    recording |= dict(versions=versions, missing=absent, rounds=args.rounds, rows=made)
+    if args.json:
+        path = args.json
+        if not path.suffix:
+            path = path / f"{bench.machine_name(recording['machine'])}-peers.json"
+        print(f"samples: {bench.save(recording, path)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
