@@ -5,7 +5,7 @@ VENV := .venv/bin
 READY := .venv/.ready
 FIRST := $(wildcard notebooks/01_*.ipynb)
 
-.PHONY: lab test book notebooks figures measure clean
+.PHONY: lab test book notebooks figures measure real-model clean
 
 lab: $(READY)  ## open JupyterLab on the first chapter; LAB_ARGS="--no-browser --port 8899"
 	$(VENV)/jupyter lab --LabApp.default_url=/lab/tree/$(FIRST) $(LAB_ARGS)
@@ -22,8 +22,15 @@ notebooks: $(READY)  ## run the notebooks and commit-ready their outputs; NOTEBO
 figures: $(READY)  ## draw the pictures that the README and the book use
 	@for script in $(wildcard figures/*.py); do echo "$$script"; $(VENV)/python "$$script" || exit 1; done
 
-measure: $(READY)  ## run the notebooks again, taking new measurements from this machine
+measure: $(READY)  ## measure this machine anew, at full length: the notebooks and a recording; an hour
+	$(VENV)/python -m kvlib bench --contexts 100,500,1000 --json figures/measured
+	$(VENV)/python benchmarks/peers.py --json figures/measured
+	$(VENV)/python tools/measured.py
 	MEASURE=1 $(VENV)/python tools/notebooks.py $(NOTEBOOKS)
+
+real-model: $(READY)  ## fetch a real pretrained model (98 MB, by checksum) and check it; REAL_ARGS=--fetch
+	$(VENV)/python -m pip install --quiet -e ".[real]" -c constraints.txt
+	$(VENV)/python tools/real_model.py $(REAL_ARGS)
 
 clean:  ## remove what was built; .venv stays (rm -r .venv to start over)
 	rm -rf book/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
