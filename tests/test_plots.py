@@ -1,11 +1,13 @@
 """Every plotting function draws at its extremes, in the course's style."""
 
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from kvlib import plots
+from kvlib import plots, plots_timing
 
 
 @pytest.fixture(autouse=True)
@@ -149,3 +151,25 @@ def test_the_bug_matrix_has_a_row_a_bug_and_rings_the_named_check(bugs):
 def test_a_parting_of_nothing_of_everything_and_of_no_numbers_is_drawn(gap):
     ax = drawn(plots.parting(gap, 1e-6, [len(gap)], "title").axes[0])
     assert ax.get_yscale() == "log" and len(ax.collections[0].get_segments()) == len(gap)
+
+
+@pytest.mark.parametrize("tokens", [[1, 2], [1, 10, 1000, 1_000_000]])
+def test_the_memory_bill_names_every_device_at_its_size(tokens):
+    devices = {"laptop": 8, "card": 80}
+    ax = drawn(plots.memory_bill(tokens, 2.0, [2.0 + n / 1e3 for n in tokens], devices).axes[0])
+    assert {"laptop", "card", "weights", "weights\n+ cache"} <= {t.get_text() for t in ax.texts}
+    assert ax.get_xscale() == ax.get_yscale() == "log"
+
+
+def test_every_plotting_function_is_drawn_by_a_test():
+    """A chapter that adds a figure adds its test: here, or beside the numbers it draws."""
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    functions = [
+        name
+        for module in (plots, plots_timing)
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", "") == module.__name__
+    ]
+    helpers = {"write_cells", "draw_cell", "vector", "line_of", "name_lines", "logarithmic"}
+    untested = [name for name in functions if f".{name}(" not in tests]
+    assert set(untested) <= helpers | {"plain_log"}
