@@ -99,7 +99,7 @@ def test_nothing_is_asked_of_the_network_and_nothing_fails(visit):
 
 def test_every_formula_is_rendered(visit):
     count = visit.page.evaluate("document.querySelectorAll('.math').length")
-    done = visit.page.evaluate("document.querySelectorAll('.math mjx-container svg').length")
+    done = visit.page.evaluate("document.querySelectorAll('.math mjx-container mjx-math').length")
     assert done >= count
     assert visit.page.locator("[data-mml-node=merror], mjx-merror").count() == 0
 
