@@ -75,9 +75,9 @@ class Lab:
         """The outcome of reading `tokens` in `chunks` where the logits should be `right`."""
         gap = gaps(run(self.decoder, tokens, chunks, padding=padding), right, padding)
         outcome = self.verdict(gap, chunks)
-        if outcome.ok:
-            return outcome
         at = first_place(gap, chunks, self.judge.tolerance)
+        if at is None:
+            return outcome
         layer = first_layer(self.decoder, tokens, chunks, padding, at)
         return outcome._replace(where=outcome.where + layer)
 
