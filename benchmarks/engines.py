@@ -1,8 +1,8 @@
 """The engines that benchmarks/peers.py compares. Run as a program it is one of them, at work.
 
 An engine is a function of (folder, threads, gguf) that loads the weights and returns
-run(prompts, new) -> seconds of each of `new` tokens, the prefill in the first. `prompts` is a list
-of lists of token ids, all of one length.
+run(prompts, new) -> the moments (the start, then each of `new` tokens, the prefill before the
+first) and the tokens of the first prompt. `prompts` is a list of lists of ids, all of one length.
 """
 
 import importlib.util
@@ -48,8 +48,16 @@ def loop(decoder):
     from kvlib import timing
 
     def run(prompts, new):
+        tokens, made, step = torch.tensor(prompts), [], timing.last_step(decoder)
         with timing.undisturbed("cpu"):
-            return timing.generation(decoder, torch.tensor(prompts), new, "cpu")[0]
+            moments = [time.perf_counter()]
+            state = decoder.start(len(prompts), len(prompts[0]) + new - 1)
+            for _ in range(new):
+                logits, state = step(tokens, state)
+                tokens = logits[:, -1:].argmax(-1)
+                made.append(int(tokens[0]))
+                moments.append(time.perf_counter())
+        return moments, made
 
     return run
 
@@ -93,13 +101,13 @@ def transformers_generate(folder, threads, gguf):
         tokens = torch.tensor(prompts)
         moments[:] = [time.perf_counter()]
         how = dict(max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0)
-        model.generate(
+        made = model.generate(
             tokens,
             attention_mask=torch.ones_like(tokens),
             stopping_criteria=[Stopwatch()],
             **how,
         )
-        return gaps(moments)
+        return moments, made[0, tokens.shape[1] :].tolist()
 
     return run
 
@@ -124,7 +132,7 @@ def ctranslate2_as(compute_type):
                     moments.append(time.perf_counter())
                 return False
 
-            generator.generate_batch(
+            results = generator.generate_batch(
                 [[names[token] for token in prompt] for prompt in prompts],
                 max_length=new,
                 min_length=new,
@@ -132,7 +140,7 @@ def ctranslate2_as(compute_type):
                 include_prompt_in_result=False,
                 callback=note,
             )
-            return gaps(moments)
+            return moments, results[0].sequences_ids[0]
 
         return run
 
@@ -153,15 +161,16 @@ def onnxruntime_float32(folder, threads, gguf):
     value = onnxruntime.OrtValue.ortvalue_from_numpy
 
     def run(prompts, new):
-        tokens, batch, moments = np.array(prompts), len(prompts), [time.perf_counter()]
+        tokens, batch, moments, made = np.array(prompts), len(prompts), [time.perf_counter()], []
         empty = np.zeros((batch, shape[1], 0, shape[2]), dtype=np.float32)
         past = {f"past_{i}": value(empty) for i in range(2 * shape[0])}
         for _ in range(new):
             logits, *rows = session.run_with_ort_values(names, {"tokens": value(tokens), **past})
             past = {f"past_{i}": row for i, row in enumerate(rows)}
             tokens = logits.numpy().argmax(-1)[:, None]
+            made.append(int(tokens[0, 0]))
             moments.append(time.perf_counter())
-        return gaps(moments)
+        return moments, made
 
     return run
 
@@ -175,13 +184,14 @@ def llama_cpp(folder, threads, gguf):
     def run(prompts, new):
         if len(prompts) > 1:
             raise NotImplementedError("its Python package decodes one sequence at a time")
-        tokens, moments = prompts[0], [time.perf_counter()]
+        tokens, moments, made = prompts[0], [time.perf_counter()], []
         model.reset()
         for _ in range(new):
             model.eval(tokens)
             tokens = [int(np.argmax(model.scores[model.n_tokens - 1]))]
+            made += tokens
             moments.append(time.perf_counter())
-        return gaps(moments)
+        return moments, made
 
     return run
 
@@ -210,10 +220,11 @@ def main() -> int:
         batch, length, new = json.loads(line)
         draw = random.Random(0)
         prompts = [[draw.randrange(VOCABULARY) for _ in range(length)] for _ in range(batch)]
-        seconds = run(prompts, new)
-        if len(seconds) != new:
-            raise RuntimeError(f"{name} made {len(seconds)} tokens where {new} were asked for")
-        print("answer " + json.dumps(seconds), flush=True)
+        moments, made = run(prompts, new)
+        seconds = gaps(moments)
+        if len(seconds) != new or len(made) != new:
+            raise RuntimeError(f"{len(made)} tokens, {len(seconds)} times, {new} asked for")
+        print("answer " + json.dumps([seconds, made]), flush=True)
     return 0
 
 

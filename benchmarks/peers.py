@@ -64,8 +64,8 @@ class Worker:
         said = self.log.read_text().strip().splitlines() or ["nothing"]
         raise RuntimeError(f"it ended with status {status}, saying: {said[-1]}")
 
-    def run(self, batch: int, prompt: int, new: int) -> list[float]:
-        """Seconds of each of `new` tokens, of one generation of `batch` prompts of `prompt`."""
+    def run(self, batch: int, prompt: int, new: int) -> tuple[list[float], list[int]]:
+        """Seconds of each of `new` tokens, for `batch` prompts of `prompt`; the first's tokens."""
         assert self.process.stdin is not None
         print(json.dumps([batch, prompt, new]), file=self.process.stdin, flush=True)
         return self.answer()
@@ -94,24 +94,33 @@ def start(names: list[str], folder: Path, threads: int, gguf: str):
 
 
 def measure(workers: dict[str, Worker], works: list[str], rounds: int) -> dict:
-    """Seconds by work, engine and round; what an engine cannot do is left out, and said."""
+    """Seconds by work, engine and round; what an engine cannot do is left out, and said.
+
+    The warm-up's tokens are compared with the first engine's: where they part early, an engine does
+    other work than it should. Rounding, and int8, may part them where two logits are close.
+    """
     found: dict = {}
     for work in works:
         batch, prompt, new, how = WORKS[work]
-        able = {}
-        for name, worker in workers.items():  # the warm-up, which may also fail
+        made: dict[str, list[int]] = {}
+        for name, worker in workers.items():
             try:
-                worker.run(batch, prompt, new)
-                able[name] = worker
+                made[name] = worker.run(batch, prompt, new)[1]
             except RuntimeError as error:
                 print(f"{name} cannot do {work}: {error}", flush=True)
-        found[work] = {name: [] for name in able}
+        found[work] = {name: [] for name in made}
         for _ in range(rounds):
-            for name, worker in able.items():
-                found[work][name].append(READ[how](worker.run(batch, prompt, new)))
+            for name in made:
+                seconds = workers[name].run(batch, prompt, new)[0]
+                found[work][name].append(READ[how](seconds))
+        right = next(iter(made.values()))
         for name, seconds in found[work].items():
+            same = sum(a == b for a, b in zip(made[name], right, strict=True))
             middle = 1e3 * statistics.median(seconds)
-            print(f"{work:<12} {name:<28} {middle:9.1f} ms", flush=True)
+            print(
+                f"{work:<12} {name:<28} {middle:9.1f} ms, {same} of {new} tokens as the first's",
+                flush=True,
+            )
     return found
 
 
