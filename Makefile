@@ -5,7 +5,7 @@ VENV := .venv/bin
 READY := .venv/.ready
 FIRST := $(wildcard notebooks/01_*.ipynb)
 
-.PHONY: lab test book notebooks figures measure real-model clean
+.PHONY: lab test book notebooks figures measure real-model mutants clean
 
 lab: $(READY)  ## open JupyterLab on the first chapter; LAB_ARGS="--no-browser --port 8899"
 	$(VENV)/jupyter lab --LabApp.default_url=/lab/tree/$(FIRST) $(LAB_ARGS)
@@ -31,6 +31,10 @@ measure: $(READY)  ## measure this machine anew, at full length: the notebooks a
 real-model: $(READY)  ## fetch a real pretrained model (98 MB, by checksum) and check it; REAL_ARGS=--fetch
 	$(VENV)/python -m pip install --quiet -e ".[real]" -c constraints.txt
 	$(VENV)/python tools/real_model.py $(REAL_ARGS)
+
+mutants: $(READY)  ## change the engine in hundreds of small ways and list what no test notices
+	$(VENV)/python -m pip install --quiet -e ".[mutants]" -c constraints.txt
+	$(VENV)/python tools/mutants.py
 
 clean:  ## remove what was built; .venv stays (rm -r .venv to start over)
 	rm -rf book/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -388,12 +388,12 @@ def parting(gap: Sequence[float], tolerance: float, chunks: Sequence[int], title
     floor = tolerance / 1e4
     heights = np.clip(np.nan_to_num(np.asarray(gap, dtype=float), nan=1e3), floor, 1e3)
     wrong = heights > tolerance
-    colours = np.where(wrong, COLOUR["recomputed"], COLOUR["cached"])
+    colours = [COLOUR["recomputed"] if beyond else COLOUR["cached"] for beyond in wrong]
     ax.vlines(range(len(heights)), floor, heights, colors=colours, linewidth=3)
     ax.axhline(tolerance, color=COLOUR["predicted"], linewidth=1.2)
     for border in np.cumsum([0, *chunks]):
         ax.axvline(border - 0.5, color="#d5d9de", linewidth=0.8, zorder=0)
     ax.set(yscale="log", ylim=(floor, 1e2), xlim=(-1, len(heights) + 0.5), title=title)
     ax.set(xlabel="position in the text (lines between chunks)", ylabel="logit difference")
-    ax.text(len(heights) + 0.4, tolerance * 1.2, "tolerance", color=COLOUR["predicted"], ha="right")
+    direct_label(ax, len(heights) + 0.5, tolerance, "tolerance", COLOUR["predicted"])
     return figure

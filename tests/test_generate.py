@@ -6,6 +6,7 @@ import torch
 import kvlib
 from kvlib import generate, stream
 from kvlib.__main__ import main
+from kvlib.generate import pick
 from test_model import TINY, some_tokens, tiny
 
 MODES = dict(
@@ -37,6 +38,17 @@ def test_top_k_1_is_greedy():
     assert generate(model, prompt, 9, temperature=1, top_k=1, seed=0).equal(
         generate(model, prompt, 9)
     )
+
+
+def test_a_sample_has_the_frequencies_that_temperature_and_top_k_ask_for():
+    """Of logits 0, 1, 2, 3 at temperature 2: the share of the largest, among all and among two."""
+    logits = torch.arange(4.0).expand(20_000, 4)
+    for top_k, kept in ((None, 4), (2, 2), (10, 4)):  # asking for more than there are is no error
+        random = torch.Generator().manual_seed(0)
+        sample = pick(logits, 2.0, top_k, random)
+        wanted = (torch.arange(4.0) / 2)[4 - kept :].softmax(-1)
+        share = sample.bincount(minlength=4)[4 - kept :] / len(sample)
+        assert (share - wanted).abs().max() < 0.02
 
 
 def test_stream_yields_the_tokens_of_generate_one_by_one():

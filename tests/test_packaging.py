@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-SET_UP = sorted(set(EXTRAS) - {"real", "peers"})  # those are installed by whoever asks for them
+SET_UP = sorted(set(EXTRAS) - {"real", "peers", "mutants"})  # those only for who asks for them
 NANO = ROOT / "kvlib" / "data" / "nano"
 needs_make = pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
 
