@@ -34,7 +34,8 @@ class Samples:
         )
 
     def __str__(self) -> str:
-        return f"{1e3 * self.median_s:.3g} ms {spread(self.quartiles_s)}, {len(self.runs_s)} runs"
+        median, (low, high) = ms(self.median_s), map(ms, self.quartiles_s)
+        return f"{median} ms ({low} to {high}), {len(self.runs_s)} runs"
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,9 @@ def quartiles(values: Iterable[float]) -> tuple[float, float]:
     return low, high
 
 
-def spread(bounds_s: tuple[float, float]) -> str:
-    """Two times, in milliseconds, as a range."""
-    return "({:.3g} to {:.3g})".format(*(1e3 * bound for bound in bounds_s))
+def ms(seconds: float) -> str:
+    """A time in milliseconds, with three digits or, from 100 ms on, whole ones."""
+    return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
 HEADINGS = {"batch": 7, "prompt": 7, "new": 6, "TTFT ms": 10, "TPOT ms": 9, "ITL p50": 9}
