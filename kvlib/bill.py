@@ -6,6 +6,7 @@ and the allocator's rounding come on top, so a tenth of the device is left for t
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,13 +152,27 @@ def bill(
     )
 
 
+def stored_parameters(folder: Path) -> int | None:
+    """Numbers in the safetensors files of `folder`, from their headers; None where it has none."""
+    from safetensors import safe_open
+
+    found = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="numpy") as tensors:
+            names = tensors.keys()
+            found += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
+    return found or None
+
+
 def add_arguments(parser) -> None:
     """The options of `python -m kvlib memory`."""
     parser.add_argument(
-        "--model", default="gpt2", help="a published model, or a config.json (default: gpt2)"
+        "--model",
+        default="gpt2",
+        help="a published model, a config.json, or a directory that holds one (default: gpt2)",
     )
     parser.add_argument("--parameters", type=int, help="how many, for a config.json")
-    parser.add_argument("--tokens", type=int, default=1024, help="context (default: 1024)")
+    parser.add_argument("--tokens", type=int, help="context (default: 1024, or all positions)")
     parser.add_argument("--batch", type=int, default=1, help="sequences (default: 1)")
     parser.add_argument("--dtype", default="float32", help=f"the cache's: {', '.join(FORMATS)}")
     parser.add_argument("--weights-dtype", help="the weights' (default: the cache's, or bfloat16)")
@@ -179,9 +194,18 @@ def main(args) -> int:
 
         Path(args.record).write_text(json.dumps(record_generation()))
         return 0
-    config = json.loads(Path(args.model).read_text()) if args.model.endswith(".json") else None
+    path, config, parameters = Path(args.model), None, args.parameters
+    if path.is_dir():
+        parameters = parameters or stored_parameters(path)
+        path = path / "config.json"
+    if path.suffix == ".json":
+        config = json.loads(path.read_text())
+    tokens = args.tokens
+    if tokens is None:
+        positions = read(config or models.model(args.model)["config"]).positions
+        tokens = min(1024, positions or 1024)
     how = dict(card=args.card, weights_dtype=args.weights_dtype)
-    how.update(config=config, parameters=args.parameters)
-    made = bill(args.model, args.tokens, args.batch, args.dtype, **how)
+    how.update(config=config, parameters=parameters)
+    made = bill(args.model, tokens, args.batch, args.dtype, **how)
     print(made)
     return 1 if made.fits is False else 0

@@ -308,3 +308,15 @@ BAD_CALLS = [
 def test_bad_calls_name_the_value(call, named):
     with pytest.raises(ValueError, match=named.replace(".", r"\.")):
         call()
+
+
+def test_a_directory_is_billed_by_what_is_stored_in_it(capsys, tmp_path):
+    """A directory that transformers saved needs no --parameters: the file's header has them."""
+    from transformers import GPT2Config as HFConfig
+    from transformers import GPT2LMHeadModel
+
+    theirs = GPT2LMHeadModel(HFConfig(n_layer=2, n_head=2, n_embd=16, n_positions=64))
+    theirs.save_pretrained(tmp_path)
+    assert __main__.main(["memory", "--model", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "1 x 64 tokens" in printed and f"weights ({theirs.num_parameters():,}" in printed
