@@ -22,6 +22,14 @@ def closed_figures():
     plt.close("all")
 
 
+@pytest.fixture
+def keyboard():
+    """Ctrl-C reaches Python, also in a run started in the background, where a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_the_whole_command(tmp_path, capsys):
     asked = ["--batch", "1,2", "--contexts", "5,20", "--repeats", "2"]
     asked += ["--json", str(tmp_path / "recordings"), "--plot", str(tmp_path / "figures")]
@@ -45,7 +53,7 @@ def test_the_whole_command(tmp_path, capsys):
     assert growing["state_bytes"] == costs.cache_bytes(NANO, 6)
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
+def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys, monkeypatch, keyboard):
     calls, real = [], timing.generation
 
     def interrupted(*args):
@@ -64,7 +72,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
     assert sum(len(row["runs_s"]) for row in kept) >= 5
 
 
-def test_ctrl_c_before_anything_is_measured(capsys, monkeypatch):
+def test_ctrl_c_before_anything_is_measured(capsys, monkeypatch, keyboard):
     monkeypatch.setattr(stopwatch, "clock", lambda: signal.raise_signal(signal.SIGINT))
     assert command([*SHORT, "--batch", "1"]) == 130
     assert "before anything was measured" in capsys.readouterr().err
