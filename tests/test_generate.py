@@ -73,6 +73,34 @@ def test_reprefill_keeps_half_a_block(cache):
     assert got[:, 41:].equal(generate(model, got[:, 21:41], 2)[:, 20:])
 
 
+def calls(model, *args, **options):
+    """What each pass of a generation reads, gets and returns: tokens, cache capacity, logits."""
+    seen = []
+
+    def note(_, inputs, logits):
+        capacity = None if inputs[1] is None else inputs[1].capacity
+        seen.append((inputs[0].shape[1], capacity, logits.shape[1]))
+
+    with model.register_forward_hook(note):
+        generate(model, *args, **options)
+    return seen
+
+
+def test_the_cache_that_was_asked_for_is_the_one_that_is_used():
+    """Without it the same text comes out, only later: no test of tokens alone can tell."""
+    prompt = some_tokens(2, 5)
+    assert calls(tiny(), prompt, 3) == [(5, 8, 1), (1, 8, 1), (1, 8, 1)]
+    assert calls(tiny(), prompt, 3, cache="growing") == [(5, None, 1), (1, None, 1), (1, None, 1)]
+    assert calls(tiny(), prompt, 3, cache=None) == [(5, None, 1), (6, None, 1), (7, None, 1)]
+
+
+@pytest.mark.parametrize("block, kept", [(40, 20), (7, 3), (3, 1), (1, 1)])
+def test_past_the_limit_the_last_half_block_is_read_anew(block, kept):
+    model = kvlib.GPT2(kvlib.GPT2Config(block, 61, 1, 1, 8)).eval()
+    read = calls(model, some_tokens(1, block), 2, on_limit="reprefill")
+    assert read == [(block, block, 1), (kept, block, 1)]
+
+
 @pytest.mark.parametrize(
     "change, error, says",
     [
@@ -81,6 +109,7 @@ def test_reprefill_keeps_half_a_block(cache):
         (dict(cache="dynamic"), ValueError, "dynamic"),
         (dict(temperature=-0.1), ValueError, "-0.1"),
         (dict(temperature=float("nan")), ValueError, "nan"),
+        (dict(temperature=float("inf")), ValueError, "inf"),
         (dict(top_k=0, temperature=1), ValueError, "top_k"),
         (dict(on_limit="slide"), ValueError, "slide"),
         (dict(tokens=torch.zeros(1, 0, dtype=torch.int64)), ValueError, "at least one"),
