@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvlib import GPT2Config, GrowingCache, StaticCache, costs
+from kvlib import GPT2, GPT2Config, GrowingCache, StaticCache, costs
+from kvlib.generate import new_cache
 from test_model import CACHES, TINY, some_tokens, tiny
 
 both = pytest.mark.parametrize("kind", CACHES)
@@ -158,3 +159,22 @@ def test_a_static_step_allocates_nothing_of_cache_size():
     layer_bytes = costs.cache_bytes(config, 501) // config.n_layer // 2
     assert largest["growing"] >= layer_bytes
     assert largest["static"] <= max(config.n_head * 501, 4 * config.n_embd) * 4
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_cache_lies_where_it_was_asked_for_from_the_start(kind, dtype):
+    """The meta device has shapes and no numbers: anything left on the CPU would show."""
+    cache = CACHES[kind](TINY, 2, device="meta", dtype=dtype)
+    for stored in (*cache.keys, *cache.values):
+        assert stored.device.type == cache.device.type == "meta" and stored.dtype == dtype
+    cache.check(*[rows(2, device="meta", dtype=dtype)] * 2)
+
+
+@both
+def test_generation_makes_a_cache_on_the_models_device(kind):
+    with torch.device("meta"):
+        model = GPT2(TINY).double()
+    cache = new_cache(model, kind, 2, 7)
+    assert cache.device.type == "meta" and cache.dtype == torch.float64
+    assert cache.capacity == (7 if kind == "static" else None)
