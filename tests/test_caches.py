@@ -168,6 +168,7 @@ def test_a_cache_lies_where_it_was_asked_for_from_the_start(kind, dtype):
     cache = CACHES[kind](TINY, 2, device="meta", dtype=dtype)
     for stored in (*cache.keys, *cache.values):
         assert stored.device.type == cache.device.type == "meta" and stored.dtype == dtype
+    assert cache.padding is None and cache.position == 0
     cache.check(*[rows(2, device="meta", dtype=dtype)] * 2)
 
 

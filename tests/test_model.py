@@ -9,6 +9,7 @@ from transformers import GPT2LMHeadModel
 
 import kvlib
 from kvlib import GPT2, GPT2Config, GrowingCache, StaticCache, costs
+from kvlib.model import attention_mask, positions
 
 TINY = GPT2Config(block_size=40, vocab_size=61, n_layer=2, n_head=3, n_embd=24)
 CACHES = {"growing": GrowingCache, "static": StaticCache}
@@ -96,7 +97,7 @@ def test_last_only_is_the_last_column():
     [
         (torch.zeros(1, 0, dtype=torch.int64), ValueError, "at least one token"),
         (torch.zeros(0, 4, dtype=torch.int64), ValueError, "at least one token"),
-        (torch.zeros(1, 4), ValueError, "int64"),
+        (torch.zeros(1, 4), ValueError, r"int64.*torch\.float32, \(1, 4\)"),
         (torch.zeros(1, 4, dtype=torch.int32), ValueError, "int64"),
         (torch.zeros(4, dtype=torch.int64), ValueError, r"\(B, T\)"),
         ([[1, 2]], ValueError, "list"),
@@ -126,6 +127,34 @@ def test_bad_padding_is_refused():
     model(tokens, cache)
     with pytest.raises(ValueError, match="first tokens"):
         model(tokens, cache, padding=torch.tensor([0, 1]))
+
+
+def test_the_mask_of_a_padded_batch_is_the_one_worked_out_by_hand():
+    """Rows `_ a b` and `c d e`, then one more: a pad is read by itself alone, to stay finite."""
+    padding = torch.tensor([1, 0])
+    prompt = [[[1, 0, 0], [0, 1, 0], [0, 1, 1]], [[1, 0, 0], [1, 1, 0], [1, 1, 1]]]
+    assert attention_mask(3, 3, padding, "cpu")[:, 0].int().tolist() == prompt
+    then = [[[0, 1, 1, 1]], [[1, 1, 1, 1]]]
+    assert attention_mask(1, 4, padding, "cpu")[:, 0].int().tolist() == then
+
+
+def test_no_mask_is_made_where_attention_needs_none():
+    assert attention_mask(1, 5, None, "cpu") is None
+    assert attention_mask(4, 4, None, "cpu") is None
+    assert attention_mask(2, 3, None, "cpu").int().tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+def test_all_that_a_pass_makes_lies_on_the_device_of_its_tokens():
+    """The meta device has shapes and no numbers, and refuses to be mixed with the CPU."""
+    with torch.device("meta"):
+        model, padding = GPT2(TINY), torch.zeros(2, dtype=torch.int64)
+        tokens = torch.zeros(2, 5, dtype=torch.int64)
+        cache = StaticCache(TINY, 2, device="meta")
+    for first in (dict(padding=padding), {}):
+        assert model(tokens, cache, **first).device.type == "meta"
+    for past in (0, torch.zeros(2, dtype=torch.int64, device="meta")):
+        assert positions(past, 3, "meta").device.type == "meta"
+    assert attention_mask(2, 5, None, "meta").device.type == "meta"
 
 
 def test_tokens_of_the_caller_stay_as_they_are():
