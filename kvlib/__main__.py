@@ -5,6 +5,7 @@ import importlib
 import sys
 
 COMMANDS = {
+    "animate": ("animate", "a moving picture of the cache: query, keys, values and attention"),
     "bench": ("bench", "time to first token, per token and throughput, by batch and cache"),
     "generate": ("generate", "continue a prompt, printing text as it streams"),
     "memory": ("bill", "what a model, a context and a batch need in memory, and what fits"),
