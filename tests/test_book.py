@@ -4,35 +4,18 @@ Reads book/_build/html as `make book` left it, and builds nothing.
 """
 
 import re
-import threading
-from functools import cache, partial
+from functools import cache
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from browser import chromium
+from browser import BOOK, DESK, PAGES, PHONE, START, Visit, chromium, served
 
-BOOK = Path(__file__).parent.parent / "book" / "_build" / "html"
-START = "book/intro.html"
-PAGES = sorted(
-    str(path.relative_to(BOOK))
-    for path in BOOK.rglob("*.html")
-    if "_static" not in path.parts and path != BOOK / "index.html"  # which leads to START
-) or [START]
 CHAPTERS = [page for page in PAGES if page.startswith("notebooks/")]
 SCHEMES = ["http", "file"]
 FIGURES = "figure.kv-explore, figure.kv-array"
-PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
-MAX_PAGE_BYTES = 5_000_000
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built():
-    if not (BOOK / "index.html").exists():
-        pytest.fail("book/_build/html/index.html is missing; run `make book`")
 
 
 @pytest.fixture(scope="module")
@@ -41,42 +24,11 @@ def browser():
         yield found
 
 
-class Handler(SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def roots():
     """Scheme -> address of the book's folder."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=BOOK))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield {"http": f"http://127.0.0.1:{server.server_port}/", "file": BOOK.as_uri() + "/"}
-    server.shutdown()
-
-
-class Visit:
-    """One open page, and everything that went wrong or outside while it loaded."""
-
-    def __init__(self, browser, root: str, **options):
-        self.context = browser.new_context(viewport=DESK, **options)
-        self.context.set_default_timeout(120_000)  # the machine may be busy
-        self.page = self.context.new_page()
-        self.outside, self.wrong = [], []
-        self.page.on("request", lambda request: self.note(request.url, root))
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("console", lambda m: m.type == "error" and self.wrong.append(m.text))
-        self.page.on("requestfailed", lambda request: self.wrong.append(request.url))
-        self.page.on("response", lambda r: r.status >= 400 and self.wrong.append(r.url))
-
-    def note(self, address: str, root: str) -> None:
-        if not address.startswith((root, "data:", "blob:")):
-            self.outside.append(address)
-
-    def open(self, address: str):
-        self.page.goto(address, wait_until="load")
-        self.page.evaluate("window.MathJax && MathJax.startup.promise.then(() => true)")
-        return self
+    with served() as address:
+        yield {"http": address, "file": BOOK.as_uri() + "/"}
 
 
 @pytest.fixture(
@@ -162,15 +114,6 @@ def test_a_phone_scrolls_no_page_sideways(visit):
     width = visit.page.evaluate("document.documentElement.scrollWidth")
     visit.page.set_viewport_size(DESK)
     assert width <= PHONE["width"]
-
-
-def test_the_page_is_light_enough_to_send(visit):
-    if visit.page.url.startswith("file:"):
-        return  # no transfer to weigh; the http visit weighs the same files
-    weight = visit.page.evaluate("""() => ['navigation', 'resource']
-        .flatMap((kind) => performance.getEntriesByType(kind))
-        .reduce((sum, entry) => sum + entry.encodedBodySize, 0)""")
-    assert 10_000 < weight < MAX_PAGE_BYTES
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -250,7 +250,7 @@ def test_a_package_whose_unpacking_was_cut_short_is_not_trusted(clone):
 
 def test_what_came_from_elsewhere_is_listed_with_its_licence():
     text = (ROOT / "LICENSES.md").read_text()
-    for home in ("kvlib/data", "book/_static/vendor"):
+    for home in ("kvlib/data", "book/_static/vendor", "tests/vendor"):
         for folder in (path for path in (ROOT / home).iterdir() if path.is_dir()):
             assert f"`{home}/{folder.name}/`" in text, f"{folder} is not in LICENSES.md"
 

@@ -12,7 +12,7 @@ patterns, quality against cache size. It runs the same code and the same tokeniz
 written by `python -m kvlib train`, and this page by `tools/model_card.py` from the record kept
 beside the weights.
 
-| | |
+| property | value |
 |---|---|
 | layers, heads, width | {n_layer}, {n_head}, {n_embd} |
 | positions, ids | {block_size}, {vocab_size:,} |

@@ -23,11 +23,12 @@ lint() { ruff check . && ruff format --check .; }
 
 stage lint lint
 stage types mypy
-stage unit pytest tests --ignore tests/test_book.py --ignore tests/test_lab.py
+stage unit pytest tests --ignore tests/test_book.py --ignore tests/test_face.py \
+    --ignore tests/test_lab.py
 stage notebooks pytest notebooks --nbval --nbval-current-env --nbval-kernel-startup-timeout 120 \
     --nbval-sanitize-with tests/nbval_sanitize.cfg
 stage book make --no-print-directory book
-stage browser pytest tests/test_book.py tests/test_lab.py
+stage browser pytest tests/test_book.py tests/test_face.py tests/test_lab.py
 
 echo
 printf '%s' "$report"

@@ -1,9 +1,24 @@
-"""Two small things the book needs from Sphinx: JupyterLab's heading anchors, and sharp figures."""
+"""What the book needs from Sphinx beside its extensions: JupyterLab's heading anchors, sharp
+figures, a description for every page, and HTML that follows the rules for readers of all abilities.
+"""
 
+import html
+import posixpath
+import re
 from pathlib import Path
 
 from docutils import nodes
 from PIL import Image
+
+LONGEST = 200  # characters of a page's description; search engines show no more
+SUBJECT = (
+    "A course in Jupyter notebooks on the key-value cache of language models: built, proved equal "
+    "to recomputation, and measured beside predictions made by arithmetic."
+)
+CARD, CARD_SIZE = "_static/social.png", (1200, 630)
+CARD_ALT = (
+    "The KV Cache, Measured, beside a heat map of the keys a small GPT-2 keeps, a row a token"
+)
 
 
 def anchor(title: str) -> str:
@@ -23,7 +38,67 @@ def halve_figures(app, doctree) -> None:
                 image["width"] = f"{picture.width // 2}px"
 
 
+def description(doctree) -> str:
+    """The first paragraph of a page, as many whole sentences as a search engine shows."""
+    first = next(doctree.findall(nodes.paragraph), None) if doctree else None
+    text = " ".join(first.astext().split()) if first else ""
+    while len(text) > LONGEST and ". " in text:
+        text = text.rpartition(". ")[0] + "."
+    return text if 20 < len(text) <= LONGEST else SUBJECT
+
+
+def name_page(app, pagename: str, templatename: str, context: dict, doctree) -> None:
+    """Give a page its description, for search engines and for links shared elsewhere.
+
+    The picture's address is absolute only where `html_baseurl` says where the book is published.
+    """
+    about = description(doctree)
+    title = html.unescape(re.sub("<.*?>", "", context.get("title", "")))
+    context["book_title"] = app.config.html_title
+    if pagename == app.config.root_doc:
+        context["docstitle"] = None  # the page's title is the book's
+    base = app.config.html_baseurl.rstrip("/")
+    up = posixpath.relpath(".", posixpath.dirname(pagename) or ".")
+    tags = {
+        "description": about,
+        "og:title": title or app.config.html_title,
+        "og:description": about,
+        "og:type": "article" if pagename.startswith("notebooks/") else "website",
+        "og:site_name": app.config.html_title,
+        "og:image": f"{base or up}/{CARD}",
+        "og:image:alt": CARD_ALT,
+        "og:image:width": str(CARD_SIZE[0]),
+        "og:image:height": str(CARD_SIZE[1]),
+        "twitter:card": "summary_large_image",
+    }
+    lines = (
+        f'<meta {"property" if name.startswith("og:") else "name"}="{name}" '
+        f'content="{html.escape(content)}">'
+        for name, content in tags.items()
+    )
+    context["metatags"] = context.get("metatags", "") + "\n".join(lines)
+
+
+def mend_roles(app, pagename: str, templatename: str, context: dict, doctree) -> None:
+    """Make the bibliography a list of items: docutils gives them a role that ARIA has withdrawn."""
+    if "body" in context:
+        context["body"] = context["body"].replace('role="doc-biblioentry"', 'role="listitem"')
+
+
+def drop_unused_mathjax(app, pagename: str, templatename: str, context: dict, doctree) -> None:
+    """Spare a page without formulas the script for them; Sphinx asks whether its children have any.
+
+    The first page has every chapter for a child.
+    """
+    used = app.env.get_domain("math").data["has_equations"]
+    if not used.get(pagename, False):
+        scripts = context["script_files"]
+        context["script_files"] = [s for s in scripts if "mathjax" not in str(s).lower()]
+
+
 def setup(app) -> dict:
     """Register the above with Sphinx."""
     app.connect("doctree-read", halve_figures)
+    for change in (name_page, mend_roles, drop_unused_mathjax):
+        app.connect("html-page-context", change, priority=900)  # after Sphinx's own
     return {"parallel_read_safe": True, "parallel_write_safe": True}
