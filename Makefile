@@ -5,7 +5,7 @@ VENV := .venv/bin
 READY := .venv/.ready
 FIRST := $(wildcard notebooks/01_*.ipynb)
 
-.PHONY: lab test book notebooks figures measure real-model mutants clean
+.PHONY: lab test book notebooks pages figures measure real-model mutants clean
 
 lab: $(READY)  ## open JupyterLab on the first chapter; LAB_ARGS="--no-browser --port 8899"
 	$(VENV)/jupyter lab --LabApp.default_url=/lab/tree/$(FIRST) $(LAB_ARGS)
@@ -18,6 +18,9 @@ book: $(READY)  ## build book/_build/html/index.html; any warning is an error
 
 notebooks: $(READY)  ## run the notebooks and commit-ready their outputs; NOTEBOOKS="notebooks/01_*.ipynb"
 	$(VENV)/python tools/notebooks.py $(NOTEBOOKS)
+
+pages: $(READY)  ## write the pages of the book that are made from code, notebooks and recordings
+	@for tool in api exercises measured model_card; do $(VENV)/python tools/$$tool.py || exit 1; done
 
 figures: $(READY)  ## draw the pictures that the README and the book use
 	@for script in $(wildcard figures/*.py); do echo "$$script"; $(VENV)/python "$$script" || exit 1; done

@@ -1,0 +1,208 @@
+"""Write book/api.md: the signature and docstring of every public name of kvlib, from its source.
+
+    python tools/api.py
+
+The source is parsed and not imported, so that the page is the same under every version of Python
+and torch. Each name also links to the places in the chapters that use it.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+
+import kvlib
+
+ROOT = Path(__file__).parent.parent
+PAGE, PACKAGE = ROOT / "book" / "api.md", ROOT / "kvlib"
+STOREYS = {
+    "Show: numbers in, pictures out": "explore plots plots_timing plots_cache animate exercise",
+    "Lab: examine any decoder": "parity bugs decoders timing memory allocator machine",
+    "Engine: run a model": "generate weights tokenizer train corpus look",
+    "Model: arithmetic, cache and costs": "model caches config product costs shapes models",
+}
+PLUMBING = {"main", "add_arguments"}  # of the command line
+WIDEST = 88
+HEAD = """# The functions of `kvlib`
+
+Generated from the source, storey by storey: a module imports from its own storey and from those
+below it. What a chapter uses comes first in each module, with links to where; the parts it is made
+of are folded below. Names written `kvlib.name` can be had from the top, as in
+`from kvlib import load`; for all others import the module. [Notation](notation.md) says what the
+letters in shapes mean.
+"""
+
+
+def files(module: str) -> list[Path]:
+    """The source of a module, or of each file of a package, its `__init__` first."""
+    folder = PACKAGE / module
+    return sorted(folder.glob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+
+
+def definitions(module: str) -> Iterator[ast.FunctionDef | ast.ClassDef]:
+    """The public functions and classes that a module defines, or that a package lets out."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files(module)}
+    first = next(iter(trees.values()))
+    shown = None
+    if (PACKAGE / module).is_dir():
+        wanted = (n for n in first.body if isinstance(n, ast.Assign) and names(n) == ["__all__"])
+        shown = set(ast.literal_eval(next(wanted).value))
+    for tree in trees.values():
+        for node in tree.body:
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name in PLUMBING:
+                continue
+            if ast.get_docstring(node) and (node.name in shown if shown else node.name[0] != "_"):
+                yield node
+
+
+def names(assignment: ast.Assign) -> list[str]:
+    """The plain names that an assignment binds."""
+    return [target.id for target in assignment.targets if isinstance(target, ast.Name)]
+
+
+def parameters(node: ast.FunctionDef) -> list[str]:
+    """The parameters of a function as they would be written, without `self`."""
+    given = node.args
+    plain = given.posonlyargs + given.args
+    defaults = [None] * (len(plain) - len(given.defaults)) + given.defaults
+    found = [written(*pair) for pair in zip(plain, defaults, strict=True)]
+    if plain and plain[0].arg in ("self", "cls"):
+        found = found[1:]
+    if given.vararg:
+        found.append(f"*{given.vararg.arg}")
+    elif given.kwonlyargs:
+        found.append("*")
+    found += [written(*pair) for pair in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    return found + ([f"**{given.kwarg.arg}"] if given.kwarg else [])
+
+
+def written(parameter: ast.arg, default: ast.expr | None) -> str:
+    """One parameter with its type and default."""
+    text = ast.unparse(parameter)
+    equals = " = " if parameter.annotation else "="
+    return text if default is None else f"{text}{equals}{ast.unparse(default)}"
+
+
+def call(name: str, parts: list[str], returns: str = "") -> str:
+    """How `name` is called; one part a line where one line would be long."""
+    line = f"{name}({', '.join(parts)}){returns}"
+    if len(line) <= WIDEST:
+        return line
+    return f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){returns}"
+
+
+def signature(node: ast.FunctionDef | ast.ClassDef) -> str:
+    """How a function is called, or a class made: by its `__init__`, or by its annotated fields."""
+    if isinstance(node, ast.FunctionDef):
+        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        return call(node.name, parameters(node), returns)
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+            return call(node.name, parameters(part))
+    fields = [ast.unparse(part) for part in node.body if isinstance(part, ast.AnnAssign)]
+    return call(node.name, fields)
+
+
+def methods(node: ast.ClassDef) -> list[str]:
+    """A line for each public method or property of a class that has a docstring."""
+    lines = []
+    for part in node.body:
+        about = ast.get_docstring(part) if isinstance(part, ast.FunctionDef) else None
+        if about and not part.name.startswith("_"):
+            plain = any(ast.unparse(d).endswith("property") for d in part.decorator_list)
+            how = part.name if plain else " ".join(signature(part).split())
+            lines.append(f"- `{how}`: {prose(' '.join(about.partition(chr(10) * 2)[0].split()))}")
+    return lines
+
+
+def prose(docstring: str) -> str:
+    """A docstring as Markdown: outside backticks, its stars and dollars are only themselves."""
+    parts = docstring.split("`")
+    parts[::2] = [re.sub(r"([*$<])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def uses() -> dict[str, list[tuple[str, str, str]]]:
+    """`module.name` or `name` -> where chapters use it first: (notebook, its number, heading)."""
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        heading, seen = "", set()
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.cell_type == "markdown":
+                heading = (re.findall(r"^##+ (.+)$", cell.source, re.M) or [heading])[-1]
+            elif heading:
+                for name in called(cell.source) - seen:
+                    found.setdefault(name, []).append((path.name, path.stem[:2], heading))
+                    seen.add(name)
+    return found
+
+
+def called(source: str) -> set[str]:
+    """The names that a cell uses, plain and with what stands before their dot."""
+    tree = ast.walk(ast.parse(source))
+    nodes = [n for n in tree if isinstance(n, ast.Name | ast.Attribute)]
+    plain = {n.id for n in nodes if isinstance(n, ast.Name)}
+    dotted = {ast.unparse(n) for n in nodes if isinstance(n, ast.Attribute)}
+    return plain | dotted
+
+
+def places(module: str, name: str, used: dict) -> str:
+    """A sentence of links to where the chapters use a name; nothing where none does."""
+    found = used.get(f"{module}.{name}", [])
+    if kvlib.NAMES.get(name) == module:
+        found = found + used.get(name, [])
+    links = [
+        f"[{number}, {title}](../notebooks/{notebook}#{title.replace(' ', '-')})"
+        for notebook, number, title in dict.fromkeys(found)
+    ]
+    return f"Used in {'; '.join(links)}." if links else ""
+
+
+def entry(module: str, node: ast.FunctionDef | ast.ClassDef, where: str) -> list[str]:
+    """The lines of a name that readers meet: heading, signature, docstring, methods, chapters."""
+    top = kvlib.NAMES.get(node.name) == module
+    lines = [f"#### {'kvlib' if top else module}.{node.name}", ""]
+    lines += ["```python", signature(node), "```", "", prose(ast.get_docstring(node) or ""), ""]
+    if isinstance(node, ast.ClassDef):
+        lines += [*methods(node), ""]
+    return [*lines, where, ""]
+
+
+def part(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
+    """The lines of a name that others are made of, in a list of definitions."""
+    about = prose(ast.get_docstring(node) or "").replace("\n", "\n  ")
+    return [f"`{' '.join(signature(node).split())}`", f": {about}", ""]
+
+
+def module_lines(module: str, used: dict) -> list[str]:
+    """The lines of one module: what it is for, what readers meet, and what that is made of."""
+    about = ast.get_docstring(ast.parse(files(module)[0].read_text(encoding="utf-8")))
+    lines, parts = [f"### {module}", "", prose(about or ""), ""], []
+    for node in definitions(module):
+        where = places(module, node.name, used)
+        if where or kvlib.NAMES.get(node.name) == module:
+            lines += entry(module, node, where)
+        else:
+            parts += part(node)
+    if parts:
+        lines += [f":::{{dropdown}} Parts of {module}", "", *parts, ":::", ""]
+    return lines
+
+
+def page() -> str:
+    """The page, in Markdown."""
+    used, lines = uses(), [HEAD]
+    for storey, modules in STOREYS.items():
+        there = [module for module in modules.split() if files(module)[0].exists()]
+        lines += [f"## {storey}", ""]
+        for module in there:
+            lines += module_lines(module, used)
+    text = "\n".join(line.rstrip() for line in "\n".join(lines).splitlines())
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
