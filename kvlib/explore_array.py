@@ -8,6 +8,7 @@ import html
 import io
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import ipywidgets
 import matplotlib.pyplot as plt
@@ -24,6 +25,7 @@ from .explore import (
     WIDGET,
     control_html,
     data_url,
+    defaults,
     draw,
     image_html,
     live,
@@ -42,6 +44,7 @@ def explore_array(
     alt: str,
     signed: bool = False,
     reveal: str | None = None,
+    default: Mapping[str, Any] | None = None,
 ) -> None:
     """Display one matrix of `values` at a time, with one control for each of `axes`.
 
@@ -49,6 +52,7 @@ def explore_array(
     One scale serves all matrices: from 0 to the largest value, or where `signed` from minus to plus
     the largest magnitude. Numbers are stored in steps of 1/254 of that span. `reveal` names one
     more slider, over the rows: rows after it stay hidden, as tokens not yet written are.
+    `default` names the values shown first: else the first of each axis, and every row.
     `alt` says what the matrix shows; the choices and the largest entries of a row are added to it.
 
     Raises ValueError where the shape does not fit, or the numbers exceed 2 MB of HTML.
@@ -58,7 +62,8 @@ def explore_array(
     check_shape(array, choices, rows, columns)
     if reveal is not None:
         choices[reveal] = list(range(len(rows)))
-    start = {name: labels[-1] if name == reveal else labels[0] for name, labels in choices.items()}
+    last = {} if reveal is None else {reveal: len(rows) - 1}
+    start = defaults(choices, last | dict(default or {}))
     limit = float(np.nanmax(np.abs(array))) or 1.0
 
     def plot(**choice) -> Figure:

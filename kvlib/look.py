@@ -4,8 +4,10 @@ L layers, H heads, N tokens of the run (prompt, then new ones), D head dim, B ba
 """
 
 import contextlib
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from .model import GPT2
 from .tokenizer import tokenizer
 
 MARKS = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}  # white space, made visible
+RECORDING = Path(__file__).parent / "data" / "induction.json"
 NEAR = 4  # tokens that the `near` score counts, the reading one included
 
 
@@ -155,3 +158,24 @@ def entropy(weights: Tensor) -> Tensor:
     Its exponential is the number of tokens that a head would read if it read them equally.
     """
     return torch.special.entr(weights).sum(-1).mean((1, 3))
+
+
+def recording() -> dict:
+    """What `tools/induction.py` recorded of a real pretrained model's heads.
+
+    "scores" maps a name to (L, H) lists, "repeated_gain" is in nats a token, "how" says how it was
+    made; `recorded` reads the rest.
+    """
+    return json.loads(RECORDING.read_text(encoding="utf-8"))
+
+
+def recorded(name: str) -> Run:
+    """The recorded Run of one head, "induction" or "first", as its layer 0 and head 0.
+
+    A sentence is read in prefill, then once more, token by token.
+    """
+    found = recording()
+    head = found["heads"][name]
+    q, k, v, read = (torch.tensor(head[part])[None, None] for part in ("q", "k", "v", "weights"))
+    chosen = [(word, probability) for word, probability in found["chosen"]]
+    return Run(found["words"], found["prompt"], q, k, v, read, chosen)

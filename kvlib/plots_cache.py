@@ -33,17 +33,24 @@ def drawable(word: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def scales(run: Run, layer: int, head: int) -> tuple[float, float | None]:
-    """Largest magnitude in q, k and v of one head, and the largest weight on a later token.
+def number_scale(run: Run, layer: int, head: int) -> float:
+    """End of the colour scale of one head's q, k and v: 99 in 100 of their magnitudes are within.
 
-    The second is None unless the first token has 4 times the weight of any other at some step after
-    the first two; then the others need a scale of their own.
+    The few beyond, which single dimensions of large models have, are drawn in the end's colour.
     """
-    limit = max(float(part[layer, head].abs().max()) for part in (run.q, run.k, run.v))
-    late = run.weights[layer, head][2:]
-    others = late[:, 1:].max(-1).values if len(late) else late.new_zeros(1)
-    dwarfed = bool((late[:, 0] > DWARFED * others).any()) if len(late) else False
-    return limit, float(others.max()) if dwarfed else None
+    parts = [part[layer, head].float().abs().flatten() for part in (run.q, run.k, run.v)]
+    return float(np.quantile(np.concatenate(parts), 0.99)) or 1.0
+
+
+def dwarfed(weights: np.ndarray) -> bool:
+    """Whether the first of at least three tokens has 4 times the weight of any other."""
+    return len(weights) > 2 and bool(weights[0] > DWARFED * weights[1:].max())
+
+
+def inset_scale(run: Run, layer: int, head: int) -> float | None:
+    """Largest weight on a later token among the steps where the first dwarfs it; None if none."""
+    rows = [run.weights[layer, head, i, : i + 1].float().numpy() for i in range(len(run.words))]
+    return max((float(row[1:].max()) for row in rows if dwarfed(row)), default=None)
 
 
 def cache_step(run: Run, step: int, layer: int, head: int, title: str = "") -> Figure:
@@ -54,7 +61,7 @@ def cache_step(run: Run, step: int, layer: int, head: int, title: str = "") -> F
     later ones are masked; in decode the rows to come are empty. Where the first token dwarfs the
     others an inset shows the others alone, on their own scale.
     """
-    limit, zoom = scales(run, layer, head)
+    limit, zoom = number_scale(run, layer, head), inset_scale(run, layer, head)
     N, written = len(run.words), max(run.prompt, step + 1)
     row = 0.185 if N <= 32 else 0.15
     figure = plt.figure(figsize=(WIDTH, HEAD + N * row + FOOT), layout="none")
@@ -68,12 +75,13 @@ def cache_step(run: Run, step: int, layer: int, head: int, title: str = "") -> F
         mark_rows(ax, run.prompt, step, written)
     bars = place(figure, BARS, 0.8 if zoom else 1.72, HEAD, N * row)
     draw_weights(bars, weights, step, written, 1.0)
-    if zoom:
+    if zoom is not None and dwarfed(weights[: step + 1]):
         inset = place(figure, BARS + INSET, 0.7, HEAD, N * row)
         draw_weights(inset, np.where(np.arange(N) > 0, weights, 0.0), step, written, zoom)
+        write(figure, BARS + INSET, HEAD - 0.1, "rest, enlarged", COLOUR["attention"], size=9)
     write_words(figure, run, step, written, row)
     write_heading(figure, run, step, title)
-    write_names(figure, run.words[step], zoom)
+    write_names(figure, run.words[step])
     write_legend(figure, limit)
     return figure
 
@@ -122,7 +130,7 @@ def draw_weights(ax: Axes, weights, step: int, written: int, limit: float) -> No
     top = int(weights.argmax())
     inside = weights[top] > 0.75 * limit
     ax.annotate(
-        f"{weights[top]:.2f}",
+        f"{weights[top]:.2f}" if limit == 1 else f"{weights[top]:.1g}",
         (weights[top], top),
         (-4 if inside else 4, 0),
         textcoords="offset points",
@@ -165,7 +173,7 @@ def write_heading(figure: Figure, run: Run, step: int, title: str) -> None:
     write(figure, VALUES + WIDE, 0.68, title, QUIET, size=10, ha="right")
 
 
-def write_names(figure: Figure, word: str, zoom: float | None) -> None:
+def write_names(figure: Figure, word: str) -> None:
     """What each panel is, above it."""
     write(figure, KEYS, 0.98, f"query of {drawable(word)}", INK)
     write(figure, VALUES, 0.98, "output: values, weighted", INK)
@@ -173,17 +181,15 @@ def write_names(figure: Figure, word: str, zoom: float | None) -> None:
         colour = COLOUR["k"] if left == KEYS else COLOUR["v"]
         write(figure, left, HEAD - 0.1, name, colour, weight="bold")
     write(figure, BARS, HEAD - 0.1, "attention", COLOUR["attention"], weight="bold")
-    if zoom:
-        write(figure, BARS + INSET, HEAD - 0.1, "rest, enlarged", COLOUR["attention"], size=9)
 
 
 def write_legend(figure: Figure, limit: float) -> None:
     """The scale of the numbers, and what the marks mean, below the rows."""
     height = figure.get_figheight()
-    ax = place(figure, KEYS, WIDE, height - 0.45, 0.1)
+    ax = place(figure, KEYS, WIDE - 0.25, height - 0.45, 0.1)
     heat(ax, np.linspace(-limit, limit, 255)[None], signed=True)
     ax.set_yticks([])
-    ax.set_xticks([0, 127, 254], [f"−{limit:.1f}", "0", f"{limit:.1f}"], fontsize=9)
+    ax.set_xticks([0, 127, 254], [f"≤ −{limit:.1f}", "0", f"≥ {limit:.1f}"], fontsize=9)
     ax.tick_params(axis="x", pad=2)
     marks = (
         (BARS, FIRST, "written by this pass"),

@@ -111,16 +111,24 @@ def test_labels_fit_and_use_only_letters_the_font_has():
 
 
 def test_scales_hold_for_every_frame(run, sink):
-    limit, zoom = plots_cache.scales(run, 2, 1)
-    assert limit == max(part[2, 1].abs().max() for part in (run.q, run.k, run.v))
-    assert zoom is None
-    assert plots_cache.scales(sink, 2, 1)[1] == sink.weights[2, 1, 2:, 1:].max()
+    numbers = torch.stack([run.q, run.k, run.v])[:, 2, 1].abs()
+    limit = plots_cache.number_scale(run, 2, 1)
+    assert 0.98 < (numbers <= limit).float().mean() < 1
+    assert plots_cache.inset_scale(run, 2, 1) is None
+    assert plots_cache.inset_scale(sink, 2, 1) == sink.weights[2, 1, 2:, 1:].max()
+
+
+def test_a_first_token_dwarfs_only_others():
+    assert not plots_cache.dwarfed(np.array([1.0]))
+    assert not plots_cache.dwarfed(np.array([0.9, 0.1]))
+    assert not plots_cache.dwarfed(np.array([0.6, 0.2, 0.2]))
+    assert plots_cache.dwarfed(np.array([0.9, 0.05, 0.05]))
 
 
 @pytest.mark.parametrize("step", [0, 3, -1])
 def test_a_frame_shows_one_scale_and_the_sink_at_its_true_height(run, sink, step):
     step %= len(run.words)
-    for shown, bars in ((run, 1), (sink, 2)):
+    for shown, bars in ((run, 1), (sink, 2 if step else 1)):
         figure = plots_cache.cache_step(shown, step, 2, 1, "nano")
         maps = [ax.images[0].get_clim() for ax in figure.axes if ax.images]
         assert len(maps) == 5 and len({round(high, 4) for _, high in maps}) == 1

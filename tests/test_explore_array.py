@@ -67,6 +67,14 @@ def test_the_live_control_hides_rows_not_yet_written(shown, live):
     assert image.value != before
 
 
+def test_the_first_picture_may_be_chosen(shown, live):
+    show(reveal="step", default={"layer": 1, "head": "z"})
+    assert [control.value for control in live[0].children[:3]] == [1, "z", 3]
+    assert '<option value="2" selected>z</option>' in shown[0]["text/html"]
+    with pytest.raises(ValueError, match="default head='w' is not among the choices"):
+        show(default={"head": "w"})
+
+
 def test_the_browser_draws_the_numbers_it_was_given(shown, tmp_path):
     """The picture of numbers must decode to the bytes it was made from, on any screen."""
     show(reveal="step")
