@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from .generate import new_cache
 from .model import GPT2
+from .step import Step
 
 
 class Decoder(Protocol):
@@ -39,6 +40,7 @@ class KvlibDecoder:
 
     def __init__(self, model: GPT2, cache: str | None):
         self.model, self.cache = model, cache
+        self.once: Step | None = None  # the fast step of `model`
         self.vocab_size, self.block_size = model.config.vocab_size, model.config.block_size
         new_cache(model, cache, 1, 1)  # refuses an unknown cache here, not at the first step
 
@@ -60,11 +62,18 @@ class KvlibDecoder:
     def run(self, tokens: Tensor, state, padding: Tensor | None, last_only: bool):
         with torch.inference_mode():
             if self.cache is not None:
+                if tokens.shape == (1, 1) and padding is None:
+                    return self.fast(tokens, state), state
                 return self.model(tokens, state, padding=padding, last_only=last_only), state
             past, padding = state[0], state[1] if padding is None else padding
             seen = torch.cat([past, tokens], dim=1)
             logits = self.model(seen, padding=padding, last_only=last_only)
             return logits[:, -1 if last_only else past.shape[1] :], (seen, padding)
+
+    def fast(self, tokens: Tensor, state) -> Tensor:
+        if self.once is None or self.once.model is not self.model:
+            self.once = Step(self.model)
+        return self.once(tokens, state)
 
     def truncate(self, state, length: int):
         if self.cache is not None:

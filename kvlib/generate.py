@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .caches import Cache, GrowingCache, StaticCache
 from .model import GPT2, check_ids, check_tokens
+from .step import Step
 
 LIMITS = ("raise", "stop", "reprefill")
 
@@ -84,6 +85,7 @@ def steps(
 ) -> Iterator[Tensor]:
     """`count` next tokens (B,): prefill with the prompt, then decode one token at a time."""
     block = model.config.block_size
+    step = Step(model)
     context = new = tokens  # context: all tokens the model sees; new: those not yet in the cache
     for _ in range(count):
         if context.shape[1] > block:
@@ -93,7 +95,7 @@ def steps(
             if store is not None:
                 store.reset()
         with torch.inference_mode():
-            logits = model(context if store is None else new, store, last_only=True)
+            logits = step(context if store is None else new, store)
             new = pick(logits[:, -1], *how)[:, None]
         context = torch.cat([context, new], dim=1)
         yield new[:, 0].clone()

@@ -97,6 +97,16 @@ class GPT2(nn.Module):
 
     def hidden(self, tokens: Tensor, cache=None, *, padding: Tensor | None = None) -> Tensor:
         """The final normalised stream (B, T, C), from which the head reads the logits."""
+        x, mask, padding = self.embed(tokens, cache, padding)
+        for block in self.h:
+            x = block(x, cache, mask)
+        if cache is not None:
+            cache.advance(tokens.shape[1])
+            cache.padding = padding
+        return self.ln_f(x)
+
+    def embed(self, tokens: Tensor, cache=None, padding: Tensor | None = None) -> tuple:
+        """What the blocks are given: the stream (B, T, C), the mask or None, and the padding."""
         check_tokens(self.config, tokens, cache, padding)
         T = tokens.shape[1]
         past = cache.length if cache is not None else 0
@@ -104,13 +114,7 @@ class GPT2(nn.Module):
             padding = cache.padding
         position = cache.position if past else 0 if padding is None else -padding
         x = self.wte(tokens) + self.wpe(positions(position, T, tokens.device))  # (B, T, C)
-        mask = attention_mask(T, past + T, padding, tokens.device)
-        for block in self.h:
-            x = block(x, cache, mask)
-        if cache is not None:
-            cache.advance(T)
-            cache.padding = padding
-        return self.ln_f(x)
+        return x, attention_mask(T, past + T, padding, tokens.device), padding
 
     def forward(
         self,

@@ -48,7 +48,7 @@ def test_no_copy_of_the_weight_is_made():
 
 
 def test_slices_give_every_thread_one(threads):
-    assert product.slices(768) == threads
-    assert product.slices(50257) == (29 if threads > 1 else 1)
-    assert product.slices(61) == (61 if threads > 1 else 1)
-    assert product.slices(67) == 1  # a prime past the most slices
+    assert product.slices(768, threads) == threads
+    assert product.slices(50257, threads) == (29 if threads > 1 else 1)
+    assert product.slices(61, threads) == (61 if threads > 1 else 1)
+    assert product.slices(67, threads) == 1  # a prime past the most slices

@@ -1,0 +1,118 @@
+"""The prepared step is the model's step, and steps aside where it is not."""
+
+import copy
+
+import pytest
+import torch
+
+from kvlib import GPT2, GPT2Config, GrowingCache, StaticCache, decoders, generate
+from kvlib.model import MLP
+from kvlib.step import Step
+
+CONFIG = GPT2Config(block_size=40, vocab_size=58, n_layer=2, n_head=4, n_embd=32)
+
+
+@pytest.fixture
+def model():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    model = GPT2(CONFIG).eval()
+    with torch.no_grad():
+        yield model
+    torch.set_num_threads(before)
+
+
+def prompt(length: int, rows: int = 1) -> torch.Tensor:
+    return torch.randint(58, (rows, length), generator=torch.Generator().manual_seed(length))
+
+
+@pytest.mark.parametrize("cache", [StaticCache, GrowingCache])
+def test_the_same_bits_to_the_last_position(model, cache):
+    step, mine, other = Step(model), cache(CONFIG), cache(CONFIG)
+    for store in (mine, other):
+        model(prompt(7), store)
+    for position in range(7, 40):
+        token = prompt(1) * position % 58
+        assert step.fits(token, mine)
+        assert torch.equal(step(token, mine), model(token, other, last_only=True))
+    assert mine.length == 40
+    with pytest.raises(IndexError, match="block_size"):
+        step(token, mine)
+    assert mine.length == 40
+
+
+def test_a_first_token_and_one_after_padding(model):
+    step = Step(model)
+    assert torch.equal(step(prompt(1), StaticCache(CONFIG)), model(prompt(1), last_only=True))
+    mine, other = StaticCache(CONFIG), StaticCache(CONFIG)
+    for store in (mine, other):
+        model(prompt(7), store, padding=torch.tensor([3]))
+    assert step.fits(prompt(1), mine)
+    got, want = step(prompt(1), mine), model(prompt(1), other, last_only=True)
+    assert torch.equal(got, want) and mine.padding.tolist() == [3]
+
+
+def test_it_steps_aside_for_the_model(model):
+    """Chunks, batches, no cache, one thread, other dtypes: whatever the model does is done."""
+    step = Step(model)
+    for tokens, rows in ((prompt(3), 1), (prompt(1, rows=2), 2)):
+        mine = StaticCache(CONFIG, rows)
+        assert not step.fits(tokens, mine)
+        assert torch.equal(step(tokens, mine), model(tokens, last_only=True))
+        assert mine.length == tokens.shape[1]
+    assert not step.fits(prompt(1), None)
+    assert torch.equal(step(prompt(1), None), model(prompt(1), last_only=True))
+    with torch.enable_grad():
+        assert not step.fits(prompt(1), StaticCache(CONFIG))
+    torch.set_num_threads(1)
+    assert not step.fits(prompt(1), StaticCache(CONFIG))
+
+
+def test_weights_that_change_or_move_are_seen(model):
+    """Views of old weights would go on answering for them."""
+    step = Step(model)
+    before = step(prompt(1), StaticCache(CONFIG))
+    model.h[0].mlp.c_fc.weight.mul_(2)
+    changed = step(prompt(1), StaticCache(CONFIG))
+    assert not torch.equal(changed, before)
+    fresh = {name: tensor.clone() for name, tensor in GPT2(CONFIG).state_dict().items()}
+    model.load_state_dict(fresh, assign=True)
+    assert torch.equal(step(prompt(1), StaticCache(CONFIG)), before)
+    model.double()
+    wide = StaticCache(CONFIG, dtype=torch.float64)
+    assert not step.fits(prompt(1), wide) and step(prompt(1), wide).dtype == torch.float64
+
+
+def test_modules_that_someone_changed_are_called(model):
+    """A hook on a module, or another module in its place, must not be passed over."""
+    step, heard = Step(model), []
+    hook = model.h[1].attn.c_attn.register_forward_hook(lambda *_: heard.append(1))
+    step(prompt(1), StaticCache(CONFIG))
+    hook.remove()
+    step(prompt(1), StaticCache(CONFIG))
+    assert heard == [1]
+
+    class Loud(MLP):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    other = copy.deepcopy(model)
+    other.h[0].mlp.__class__ = Loud
+    assert not Step(other).fits(prompt(1), StaticCache(CONFIG))
+
+
+def test_decoders_and_generation_take_it(model, monkeypatch):
+    taken = []
+    fits = Step.fits
+    monkeypatch.setattr(Step, "fits", lambda *a: taken.append(fits(*a)) or taken[-1])
+    new = generate(model, prompt(5), 4)
+    assert taken == [False, True, True, True] and new.shape == (1, 9)
+    decoder = decoders.from_kvlib(model)
+    state = decoder.start(1, 9)
+    logits, state = decoder.step(prompt(5), state)
+    for token in new[0, 5:8]:
+        logits, state = decoder.last(token.view(1, 1), state)
+    assert taken[4:] == [True] * 3 and int(logits.argmax()) == int(new[0, 8])
+    assert decoder.to_float64().last(prompt(1), decoder.to_float64().start(1, 2))[0].dtype == (
+        torch.float64
+    )
