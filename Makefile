@@ -5,7 +5,7 @@ VENV := .venv/bin
 READY := .venv/.ready
 FIRST := $(wildcard notebooks/01_*.ipynb)
 
-.PHONY: lab test book notebooks pages figures measure real-model mutants clean
+.PHONY: lab test book pdf notebooks pages figures measure real-model mutants clean
 
 lab: $(READY)  ## open JupyterLab on the first chapter; LAB_ARGS="--no-browser --port 8899"
 	$(VENV)/jupyter lab --LabApp.default_url=/lab/tree/$(FIRST) $(LAB_ARGS)
@@ -15,6 +15,9 @@ test: $(READY)  ## everything that proves this repository true
 
 book: $(READY)  ## build book/_build/html/index.html; any warning is an error
 	$(VENV)/jupyter-book build . --path-output book --all -W -n --quiet
+
+pdf: $(READY)  ## print the book into book/_build/book.pdf; needs Chromium, no TeX
+	$(VENV)/python tools/pdf.py
 
 notebooks: $(READY)  ## run the notebooks and commit-ready their outputs; NOTEBOOKS="notebooks/01_*.ipynb"
 	$(VENV)/python tools/notebooks.py $(NOTEBOOKS)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from nbval.plugin import get_sanitize_patterns
 
 import notebooks
+import pdf
 
 MEASURED = {"tags": ["nbval-ignore-output"]}
 CLOCK = "import time\ntime.perf_counter_ns()"
@@ -141,3 +143,13 @@ def sanitised(text: str) -> str:
     for pattern, replacement in get_sanitize_patterns(patterns):
         text = re.sub(pattern, replacement, text)
     return text
+
+
+def test_a_page_is_printed_with_its_contents_and_no_tex(tmp_path):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("no Chromium on PATH, so nothing can be printed")
+    (tmp_path / "a.html").write_text("<title>A</title><h1>A</h1><h2>B</h2><p>Text.")
+    pdf.print_page(tmp_path / "a.html", tmp_path / "a.pdf", browser)
+    printed = (tmp_path / "a.pdf").read_bytes()
+    assert printed.startswith(b"%PDF-") and b"/Outlines" in printed

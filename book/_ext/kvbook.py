@@ -91,7 +91,7 @@ def drop_unused_mathjax(app, pagename: str, templatename: str, context: dict, do
     The first page has every chapter for a child.
     """
     used = app.env.get_domain("math").data["has_equations"]
-    if not used.get(pagename, False):
+    if app.builder.name == "html" and not used.get(pagename, False):
         scripts = context["script_files"]
         context["script_files"] = [s for s in scripts if "mathjax" not in str(s).lower()]
 
