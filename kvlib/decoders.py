@@ -36,13 +36,17 @@ class Decoder(Protocol):
 
 
 class KvlibDecoder:
-    """A GPT2 with one of our caches; with none (cache=None) it recomputes the whole past."""
+    """A GPT2 with one of our caches; with none (cache=None) it recomputes the whole past.
 
-    def __init__(self, model: GPT2, cache: str | None):
-        self.model, self.cache = model, cache
-        self.once: Step | None = None  # the fast step of `model`
+    `form` is that of the weights which a step of one token reads: see `Step`.
+    """
+
+    def __init__(self, model: GPT2, cache: str | None, form: str = "float32"):
+        self.model, self.cache, self.form = model, cache, form
+        self.once: Step | None = None  # made at the first step of `model`
         self.vocab_size, self.block_size = model.config.vocab_size, model.config.block_size
-        new_cache(model, cache, 1, 1)  # refuses an unknown cache here, not at the first step
+        new_cache(model, cache, 1, 1)  # an unknown cache or form is refused here,
+        Step(model, form)  # not at the first step
 
     @property
     def device(self) -> torch.device:
@@ -72,7 +76,7 @@ class KvlibDecoder:
 
     def fast(self, tokens: Tensor, state) -> Tensor:
         if self.once is None or self.once.model is not self.model:
-            self.once = Step(self.model)
+            self.once = Step(self.model, self.form)
         return self.once(tokens, state)
 
     def truncate(self, state, length: int):
@@ -175,9 +179,13 @@ class PastDecoder:
             return self.fn(tokens, state)
 
 
-def from_kvlib(model: GPT2, cache: str | None = "static") -> KvlibDecoder:
-    """A Decoder of our model with cache "static" or "growing"; None recomputes everything."""
-    return KvlibDecoder(model, cache)
+def from_kvlib(model: GPT2, cache: str | None = "static", *, form: str = "float32") -> KvlibDecoder:
+    """A Decoder of our model with cache "static" or "growing"; None recomputes everything.
+
+    `form` "float16" or "int8" lets a step of one sequence read the weights in fewer bytes, on a
+    CPU; its logits then differ from the model's.
+    """
+    return KvlibDecoder(model, cache, form)
 
 
 def from_hf(hf_model, cache: str = "dynamic") -> HFDecoder:

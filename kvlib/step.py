@@ -2,8 +2,11 @@
 
 A step's time is the reading of the weights plus the price of calling things: modules, their
 attributes, views of weights. None of those depends on the token, so a `Step` makes them once. What
-is left are the operators of the model, in its order, on its numbers: the same logits to the bit.
+is left are the operators of the model, in its order, on its numbers: the same logits to the bit. It
+may also read the weights in fewer bytes, and then the logits differ: `parity` says by how much.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +16,7 @@ from .model import GPT2, MLP, Attention, Block, Linear
 from .product import slices
 
 PLAIN = (Attention, Block, GPT2, Linear, MLP, nn.Embedding, nn.LayerNorm, nn.ModuleList)
+Row = Callable[[Tensor], Tensor]  # (1, 1, in) to (1, 1, out)
 
 
 class Step:
@@ -20,34 +24,41 @@ class Step:
 
     It is faster for one token of one sequence, in float32 on two or more threads of a CPU, without
     gradients; anything else is left to the model, and so is a model whose modules have been
-    replaced or have hooks. It holds views of the weights, no copies: a change in place is seen, and
-    weights that moved are looked up anew.
+    replaced or have hooks. `form` says how a step reads the matrices: "float32", views of the
+    model's own; "float16" or "int8", copies packed by PyTorch in a half or a quarter of the bytes.
+    Weights that were changed or moved are looked up, or packed, anew.
+
+    Raises ValueError for an unknown form, and for "int8" where PyTorch's product of rows with a
+    scale each needs a processor of another make.
     """
 
-    def __init__(self, model: GPT2):
-        self.model = model
-        self.plain = all(type(module) in PLAIN for module in model.modules())
-        self.hooks = [
-            hooks for m in model.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)
-        ]
-        self.layers: list[tuple] = []
+    def __init__(self, model: GPT2, form: str = "float32"):
+        if form not in FORMS:
+            raise ValueError(f"no form of weights {form!r}; choose one of {', '.join(FORMS)}")
+        self.model, self.form = model, FORMS[form]
+        modules = list(model.modules())
+        self.plain = all(type(module) in PLAIN for module in modules)
+        self.hooks = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
+        self.weights = [module._parameters for module in modules]
+        self.seen: list = []  # where the weights were, and how often written, when last looked up
 
     def __call__(self, tokens: Tensor, cache) -> Tensor:
         if not self.fits(tokens, cache):
             return self.model(tokens, cache, last_only=True)
-        if not self.layers or self.head[0].data_ptr() != self.model.wte.weight.data_ptr():
+        now = [(p.data_ptr(), p._version) for own in self.weights for p in own.values()]
+        if now != self.seen:
             self.prepare()
-        config = self.model.config
-        heads = (1, 1, 3, config.n_head, config.head_dim)
+            self.seen = now
+        heads = (1, 1, 3, self.model.config.n_head, self.model.config.head_dim)
         x, mask, cache.padding = self.model.embed(tokens, cache)
         for layer, (norm_1, attn, proj, norm_2, up, down) in enumerate(self.layers):
-            q, k, v = row(normal(x, norm_1), attn).view(heads).permute(2, 0, 3, 1, 4)
+            q, k, v = attn(norm_1(x)).view(heads).permute(2, 0, 3, 1, 4)
             k, v = cache.update(layer, k, v)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-            x = x + row(y.reshape(1, 1, -1), proj)
-            x = x + row(F.gelu(row(normal(x, norm_2), up), approximate="tanh"), down)
+            x = x + proj(y.reshape(1, 1, -1))
+            x = x + down(F.gelu(up(norm_2(x)), approximate="tanh"))
         cache.advance(1)
-        return row(normal(x, self.last), self.head)
+        return self.head(self.last(x))
 
     def fits(self, tokens: Tensor, cache) -> bool:
         """Whether the prepared step may stand in for the model here."""
@@ -58,42 +69,66 @@ class Step:
             and tokens.shape == (1, 1)
             and weight.is_cpu
             and weight.dtype == torch.float32
+            and not weight.is_inference()
             and torch.get_num_threads() > 1
             and not torch.is_grad_enabled()
             and not any(self.hooks)
         )
 
     def prepare(self) -> None:
-        """Look up the weights of every layer, each as the operators want it."""
-        self.layers = []
+        """Look up every layer's weights, each as a function of the row that it multiplies."""
+        self.layers: list[tuple[Row, ...]] = []
         for block in self.model.h:
             assert isinstance(block, Block)
             attn, mlp = block.attn, block.mlp
-            first = norm(block.ln_1), cut(attn.c_attn), cut(attn.c_proj)
-            self.layers.append((*first, norm(block.ln_2), cut(mlp.c_fc), cut(mlp.c_proj)))
-        self.last, self.head = norm(self.model.ln_f), cut(self.model.wte)
+            first = norm(block.ln_1), self.form(attn.c_attn), self.form(attn.c_proj)
+            second = norm(block.ln_2), self.form(mlp.c_fc), self.form(mlp.c_proj)
+            self.layers.append((*first, *second))
+        self.last, self.head = norm(self.model.ln_f), self.form(self.model.wte)
 
 
-def norm(module: nn.LayerNorm) -> tuple:
-    """The arguments of `torch.layer_norm` after the first."""
-    return module.normalized_shape, module.weight, module.bias, module.eps
+def norm(module: nn.LayerNorm) -> Row:
+    """The layer norm without the module around it."""
+    how = module.normalized_shape, module.weight, module.bias, module.eps
+    return lambda x: torch.layer_norm(x, *how)
 
 
-def normal(x: Tensor, how: tuple) -> Tensor:
-    return torch.layer_norm(x, *how)
+def float32(module: nn.Linear | nn.Embedding) -> Row:
+    """The product with slices of the weight, which are views, as `product.linear` makes them."""
+    (n_out, n_in), bias = module.weight.shape, getattr(module, "bias", None)
+    parts = slices(n_out, torch.get_num_threads())
+    slabs = module.weight.view(parts, -1, n_in).transpose(1, 2)  # (parts, in, out / parts)
+    if bias is None:
+        return lambda x: torch.bmm(x.expand(parts, 1, n_in), slabs).view(1, 1, n_out)
+    cut = bias.view(parts, 1, -1)
+    return lambda x: torch.baddbmm(cut, x.expand(parts, 1, n_in), slabs).view(1, 1, n_out)
 
 
-def cut(module: nn.Linear | nn.Embedding) -> tuple[Tensor, Tensor | None]:
-    """Slices of a weight (parts, in, out / parts) and of its bias, as `product.linear` has them."""
-    weight, bias = module.weight, getattr(module, "bias", None)
-    parts = slices(len(weight), torch.get_num_threads())
-    slabs = weight.view(parts, -1, weight.shape[1]).transpose(1, 2)
-    return slabs, None if bias is None else bias.view(parts, 1, -1)
+def float16(module: nn.Linear | nn.Embedding) -> Row:
+    """The product with a float16 copy of the weight; row, sums and result stay float32."""
+    product = torch.ops.quantized.linear_dynamic_fp16.default
+    packed = torch.ops.quantized.linear_prepack_fp16(module.weight, getattr(module, "bias", None))
+    return lambda x: product(x, packed)
 
 
-def row(x: Tensor, slabs: tuple[Tensor, Tensor | None]) -> Tensor:
-    """A row (1, 1, in) times the slices of one weight, plus its bias: (1, 1, out)."""
-    weight, bias = slabs
-    x = x.expand(len(weight), 1, -1)
-    y = torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
-    return y.view(1, 1, -1)
+def int8(module: nn.Linear | nn.Embedding) -> Row:
+    """The product with an int8 copy of the weight, a scale an output; the row is rounded too.
+
+    Without AVX-512's integer products, pairs of 8-bit products are summed in 16 bits, which full
+    range would overflow: hence `reduce_range`, 7 bits for the row.
+    """
+    if torch.backends.quantized.engine not in ("x86", "fbgemm"):
+        raise ValueError(
+            f"int8 weights need PyTorch's x86 engine, not {torch.backends.quantized.engine!r}; "
+            "use 'float16' or 'float32' on this processor"
+        )
+    weight, bias = module.weight.detach(), getattr(module, "bias", None)
+    scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127  # (out, 1)
+    rounded, zeros = (weight / scale).round().to(torch.int8), torch.zeros(len(weight)).long()
+    made = torch._make_per_channel_quantized_tensor(rounded, scale[:, 0].double(), zeros, 0)
+    packed = torch.ops.quantized.linear_prepack(made, bias)
+    product = torch.ops.quantized.linear_dynamic.default
+    return lambda x: product(x, packed, reduce_range=True)
+
+
+FORMS = {"float32": float32, "float16": float16, "int8": int8}

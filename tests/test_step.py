@@ -116,3 +116,24 @@ def test_decoders_and_generation_take_it(model, monkeypatch):
     assert decoder.to_float64().last(prompt(1), decoder.to_float64().start(1, 2))[0].dtype == (
         torch.float64
     )
+
+
+@pytest.mark.parametrize("form, bound", [("float16", 1e-3), ("int8", 0.3)])
+def test_fewer_bytes_change_the_logits_a_little(model, form, bound):
+    if form == "int8" and torch.backends.quantized.engine not in ("x86", "fbgemm"):
+        with pytest.raises(ValueError, match="x86 engine"):
+            Step(model, form)(prompt(1), StaticCache(CONFIG))
+        return
+    step, mine, other = Step(model, form), StaticCache(CONFIG), StaticCache(CONFIG)
+    for store in (mine, other):
+        model(prompt(7), store)
+    want, got = model(prompt(1), other, last_only=True), step(prompt(1), mine)
+    assert 0 < (got - want).abs().max() < bound * want.std()
+    model.h[0].mlp.c_fc.weight.mul_(1.5)  # a packed copy must not answer for the old weight
+    again = step(prompt(1), StaticCache(CONFIG)) - model(prompt(1), last_only=True)
+    assert again.abs().max() < bound * want.std()
+
+
+def test_an_unknown_form_is_refused(model):
+    with pytest.raises(ValueError, match="'int4'; choose one of float32, float16, int8"):
+        Step(model, "int4")
