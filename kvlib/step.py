@@ -45,7 +45,12 @@ class Step:
     def __call__(self, tokens: Tensor, cache) -> Tensor:
         if not self.fits(tokens, cache):
             return self.model(tokens, cache, last_only=True)
-        now = [(p.data_ptr(), p._version) for own in self.weights for p in own.values()]
+        now = [
+            (p.data_ptr(), p._version)
+            for own in self.weights
+            for p in own.values()
+            if p is not None
+        ]
         if now != self.seen:
             self.prepare()
             self.seen = now
