@@ -2,8 +2,8 @@
 
     python tools/mutants.py        exit status 1 where a survivor is not explained in mutants.txt
 
-mutmut makes the changes and runs tests/test_model.py, test_caches.py and test_generate.py on each,
-in a copy under .cache/mutants, so that a run can be interrupted and resumed. Changes of texts alone
+mutmut makes the changes and runs the tests of the model, caches, generation and step on each, in a
+copy under .cache/mutants, so that a run can be interrupted and resumed. Changes of texts alone
 are left out, and so is the command line, whose tests start another process. A change on which the
 tests hang is no success and is listed like a survivor.
 """
