@@ -14,6 +14,7 @@ from pathlib import Path
 
 PACKAGES = {  # engine -> the packages that it needs besides kvlib's own
     "kvlib": [],
+    "kvlib int8": [],
     "transformers loop": [],
     "transformers static loop": [],
     "transformers generate": [],
@@ -66,6 +67,12 @@ def kvlib(folder, threads, gguf):
     from kvlib import decoders, load
 
     return loop(decoders.from_kvlib(load(folder), "static"))
+
+
+def kvlib_int8(folder, threads, gguf):
+    from kvlib import decoders, load
+
+    return loop(decoders.from_kvlib(load(folder), "static", form="int8"))
 
 
 def transformers_model(folder):
@@ -198,6 +205,7 @@ def llama_cpp(folder, threads, gguf):
 
 ENGINES = {
     "kvlib": kvlib,
+    "kvlib int8": kvlib_int8,
     "transformers loop": transformers_loop,
     "transformers static loop": transformers_static,
     "transformers generate": transformers_generate,

@@ -29,6 +29,8 @@ WORKS = {  # name -> batch, prompt, new tokens, and what is read off the seconds
     "step at 100": (1, 96, 9, "step"),
     "step at 500": (1, 496, 9, "step"),
     "step at 960": (1, 956, 9, "step"),
+    "batch 4": (4, 19, 20, "all"),
+    "batch 16": (16, 19, 20, "all"),
     "batch 32": (32, 19, 20, "all"),
 }
 READ = {

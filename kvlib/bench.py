@@ -13,6 +13,7 @@ from tqdm import tqdm
 from . import __version__, costs, decoders, timing
 from .config import PRESETS, GPT2Config
 from .samples import Samples, Trace, table
+from .step import FORMS
 from .weights import load
 
 CACHES = ("none", "growing", "static")
@@ -28,6 +29,8 @@ def add_arguments(parser) -> None:
     add("--new", type=int, default=50, metavar="N", help="new tokens of each (default: 50)")
     add("--contexts", type=integers, default=[], metavar="100,...", help="time a step at each too")
     add("--cache", type=caches, default=list(CACHES), metavar="none,growing,static")
+    form = "in which a step of one sequence reads the weights, on a CPU (default: float32)"
+    add("--form", choices=list(FORMS), default="float32", help=form)
     add("--repeats", type=int, default=5, help="runs of each, taking turns (default: 5)")
     add("--device", default="cpu")
     add("--tf32", action="store_true", help="let CUDA round products to TF32")
@@ -60,8 +63,10 @@ class Bench:
         weights = args.weights or ("random" if args.model in PRESETS else "pretrained")
         self.model = load(args.model, weights=weights, device=args.device)
         self.weights = weights
-        kinds = {name: None if name == "none" else name for name in args.cache}
-        self.decoders = {name: decoders.from_kvlib(self.model, kinds[name]) for name in kinds}
+        self.decoders = {
+            name: decoders.from_kvlib(self.model, None if name == "none" else name, form=args.form)
+            for name in args.cache
+        }
         self.traces: dict[tuple[int, str], Trace] = {}
         self.steps: dict[str, dict[int, Samples]] = {}
 
@@ -116,6 +121,7 @@ class Bench:
             kvlib=__version__,
             model=self.args.model if self.args.model in PRESETS else "a directory",
             weights=self.weights,
+            form=self.args.form,
             parameters=costs.parameters(self.model.config),
             machine=first.machine,
             profiles=[dict(cache=name) | row.as_json() for (_, name), row in self.traces.items()],
@@ -207,7 +213,8 @@ def main(args) -> int:
     recording = bench.recording()
     facts = recording["machine"]
     where = facts.get("device_name", facts["processor"])
-    print(f"{args.model} ({bench.weights} weights), {facts['dtype']} on {where}, ", end="")
+    form = "" if args.form == "float32" else f", {args.form} in steps of one sequence"
+    print(f"{args.model} ({bench.weights} weights{form}), {facts['dtype']} on {where}, ", end="")
     print(
         f"{facts['threads']} threads, TF32 {'on' if args.tf32 else 'off'}, torch {facts['torch']}"
     )
