@@ -1,0 +1,145 @@
+"""Every wrong answer that an exercise names is given, and the reader is told what it comes from.
+
+A check cell is run with the earlier cells it depends on, and with those alone: a name leads to the
+cells before that bind it.
+"""
+
+import contextlib
+import io
+import symtable
+from functools import cache
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import nbformat
+import pytest
+
+from kvlib import exercise
+
+NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+# What a reader might write into a stub that asks for code, and how the check's answer begins.
+MISTAKES = {
+    ("01", "modify"): [
+        ("def last_output(Q, K, V):\n    return (Q[-1:] @ K.T).softmax(-1)[0] @ V", "Divide"),
+        ("def last_output(Q, K, V):\n    return (Q[-1:] @ K.T / 2**0.5)[0] @ V", "Scores are not"),
+        ("def last_output(Q, K, V):\n    return attention(Q[-1:], K[:1], V[:1])[0]", "Your mask"),
+        ("def last_output(Q, K, V):\n    return attention(Q, K, V)", "These are all rows"),
+    ],
+    ("02", "last"): [
+        ("def last_logits(t, w, c):\n    return forward(t, w, c)[-1:]", "Right values, but"),
+        ("def last_logits(t, w, c):\n    return forward(t[:1], w, c)", "Work the smallest"),
+    ],
+    ("03", "modify"): [
+        ("update = OwnCache.update", "The rows of the failed pass"),
+        (
+            "def update(self, layer, k, v):\n    self.rows[layer] = torch.stack([k, v])\n"
+            "    return self.rows[layer]",
+            "The stored rows are gone",
+        ),
+    ],
+    ("04", "exercise-2"): [
+        ("sizes = [1] * 12", "Order needs"),
+        ("sizes = [2, 1]", "Order needs"),
+        ("sizes = [3]", "Order needs"),
+        ("sizes = [4, 4]", "Exposed; fewer"),
+        ("sizes = [1, 3]", "Exposed; fewer"),
+    ],
+    ("05", "exercise-2"): [
+        ("def ttft_and_tpot(r):\n    return np.median([x[0] for x in r]), "
+         "np.median([sum(x) / len(x) for x in r])", "The first token's"),
+        ("def ttft_and_tpot(r):\n    return np.median([x[0] for x in r]), "
+         "np.median([sum(x[1:]) / len(x) for x in r])", "After the first"),
+        ("def ttft_and_tpot(r):\n    return np.median([x[-1] for x in r]), "
+         "np.median([sum(x[1:]) / 3 for x in r])", "That is the last"),
+        ("def ttft_and_tpot(r):\n    return np.mean([x[0] for x in r]), "
+         "np.mean([sum(x[1:]) / 3 for x in r])", "A mean"),
+    ],
+    ("06", "modify"): [("def freed():\n    return [0, 2]", "No free block")],
+}  # fmt: skip
+
+
+@cache
+def code_cells(path: Path) -> list:
+    return [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+
+
+def checks() -> list:
+    """Each notebook with each of its check cells that a reader runs."""
+    return [
+        pytest.param(path, cell.id, id=f"{path.stem[:2]}-{cell.id}")
+        for path in sorted(NOTEBOOKS.glob("*.ipynb"))
+        for cell in code_cells(path)
+        if "exercise.check(" in cell.source and "hide-cell" not in cell.metadata.get("tags", [])
+    ]
+
+
+def names(source: str) -> tuple[set[str], set[str]]:
+    """The names that a cell binds, and those it reads and does not bind itself."""
+    top = symtable.symtable(source, "cell", "exec")
+    bound = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
+    read, scopes = {s.get_name() for s in top.get_symbols() if s.is_referenced()}, [top]
+    while scopes:
+        scope = scopes.pop()
+        scopes += scope.get_children()
+        if scope is not top:
+            read |= {s.get_name() for s in scope.get_symbols() if s.is_global()}
+    bound |= {child.get_name() for child in top.get_children()}
+    return bound, read - bound
+
+
+def needed(path: Path, cell_id: str) -> list[str]:
+    """The sources, in order, of the cell and of those before it that it cannot do without."""
+    sources = [(cell.id, cell.source) for cell in code_cells(path)]
+    last = [name for name, _ in sources].index(cell_id)
+    chosen, missing = [sources[last][1]], names(sources[last][1])[1]
+    for _, source in reversed(sources[:last]):
+        bound, read = names(source)
+        if bound & missing:
+            chosen.insert(0, source)
+            missing = (missing - bound) | read
+    return chosen
+
+
+def asked(path: Path, cell_id: str, monkeypatch, answer: str | None = None) -> list:
+    """The arguments of the cell's call of `exercise.check`; `answer` is run in the stub's place."""
+    calls = []
+    monkeypatch.setattr(exercise, "check", lambda *given, **_: calls.append(given))
+    monkeypatch.chdir(path.parent)
+    sources = needed(path, cell_id)
+    if answer is not None:
+        sources[-2] = answer
+    namespace: dict = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(io.StringIO()):
+        for source in sources:
+            exec(compile(source, cell_id, "exec"), namespace)
+    monkeypatch.undo()
+    plt.close("all")
+    return calls[0]
+
+
+def told(answer, right, hints, capsys) -> str:
+    capsys.readouterr()
+    assert not exercise.check(answer, right, hints)
+    return capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("path, cell_id", checks())
+def test_each_wrong_answer_is_told_what_it_comes_from(path, cell_id, monkeypatch, capsys):
+    answer, right, hints = asked(path, cell_id, monkeypatch)
+    assert answer is None and right is not None and hints
+    assert exercise.check(right, right)
+    for wrong, why in hints.items():
+        if wrong is not None:
+            assert told(wrong, right, hints, capsys) == f"Not yet: {wrong!r}. {why}"
+        assert why[0].isupper() or not why[0].isalpha(), why
+        assert why.endswith((".", "?")), why
+
+
+@pytest.mark.parametrize(
+    "chapter, exercise_id, answer, start",
+    [(*key, *mistake) for key, mistakes in MISTAKES.items() for mistake in mistakes],
+)
+def test_a_mistake_in_code_is_recognised(chapter, exercise_id, answer, start, monkeypatch, capsys):
+    path = next(NOTEBOOKS.glob(f"{chapter}_*.ipynb"))
+    given, right, hints = asked(path, f"{exercise_id}-check", monkeypatch, answer)
+    assert told(given, right, hints, capsys).split(". ", 1)[1].startswith(start)
