@@ -39,11 +39,13 @@ def animate(
     new: int = 13,
     out: str | Path = "cache.gif",
     name: str = "",
+    progress: bool = True,
 ) -> Path:
     """The path of a moving picture of one head: a frame a token, of the prompt and `new` more.
 
     The new tokens are the model's likeliest. `out` ends in .gif, .html or .mp4 and decides the
-    format; `name` is what the picture calls the model. The same arguments give the same bytes.
+    format; `name` is what the picture calls the model; `progress` shows a bar where someone may
+    see it. The same arguments give the same bytes.
 
     Raises ValueError or IndexError, before the model runs, for a format, layer, head or length that
     cannot be drawn, and OSError where an .mp4 is asked for without ffmpeg.
@@ -56,7 +58,8 @@ def animate(
     tokens = torch.tensor([ids], dtype=torch.int64, device=model.wte.weight.device)
     run = look.run(model, tokens, new)
     title = ", ".join(part for part in (name, f"layer {layer}, head {head}") if part)
-    save(path, frames(run, layer, head, title), [caption(run, i) for i in range(len(run.words))])
+    captions = [caption(run, step) for step in range(len(run.words))]
+    save(path, frames(run, layer, head, title, progress), captions)
     return path
 
 
@@ -95,9 +98,11 @@ def check_length(prompt: int, new: int) -> None:
         )
 
 
-def frames(run: look.Run, layer: int, head: int, title: str) -> Iterator[Image.Image]:
-    """The picture of each token, in order, with a progress bar."""
-    for step in tqdm(range(len(run.words)), unit="frame", disable=None):
+def frames(
+    run: look.Run, layer: int, head: int, title: str, progress: bool
+) -> Iterator[Image.Image]:
+    """The picture of each token, in order, with a progress bar if asked for."""
+    for step in tqdm(range(len(run.words)), unit="frame", disable=None if progress else True):
         raw = io.BytesIO()
         with plt.style.context(STYLE):
             figure = cache_step(run, step, layer, head, title)
