@@ -29,7 +29,7 @@ def add_arguments(parser) -> None:
     add("--new", type=int, default=50, metavar="N", help="new tokens of each (default: 50)")
     add("--contexts", type=integers, default=[], metavar="100,...", help="time a step at each too")
     add("--cache", type=caches, default=list(CACHES), metavar="none,growing,static")
-    form = "in which a step of one sequence reads the weights, on a CPU (default: float32)"
+    form = "in which a step reads the weights, on a CPU (default: float32)"
     add("--form", choices=list(FORMS), default="float32", help=form)
     add("--repeats", type=int, default=5, help="runs of each, taking turns (default: 5)")
     add("--device", default="cpu")
@@ -213,7 +213,7 @@ def main(args) -> int:
     recording = bench.recording()
     facts = recording["machine"]
     where = facts.get("device_name", facts["processor"])
-    form = "" if args.form == "float32" else f", {args.form} in steps of one sequence"
+    form = "" if args.form == "float32" else f", {args.form} in decode steps"
     print(f"{args.model} ({bench.weights} weights{form}), {facts['dtype']} on {where}, ", end="")
     print(
         f"{facts['threads']} threads, TF32 {'on' if args.tf32 else 'off'}, torch {facts['torch']}"

@@ -38,7 +38,7 @@ class Decoder(Protocol):
 class KvlibDecoder:
     """A GPT2 with one of our caches; with none (cache=None) it recomputes the whole past.
 
-    `form` is that of the weights which a step of one token reads: see `Step`.
+    `form` is that of the weights which a step reads, of one token a sequence: see `Step`.
     """
 
     def __init__(self, model: GPT2, cache: str | None, form: str = "float32"):
@@ -66,7 +66,7 @@ class KvlibDecoder:
     def run(self, tokens: Tensor, state, padding: Tensor | None, last_only: bool):
         with torch.inference_mode():
             if self.cache is not None:
-                if tokens.shape == (1, 1) and padding is None:
+                if tokens.shape[1] == 1 and padding is None:
                     return self.fast(tokens, state), state
                 return self.model(tokens, state, padding=padding, last_only=last_only), state
             past, padding = state[0], state[1] if padding is None else padding
@@ -182,8 +182,8 @@ class PastDecoder:
 def from_kvlib(model: GPT2, cache: str | None = "static", *, form: str = "float32") -> KvlibDecoder:
     """A Decoder of our model with cache "static" or "growing"; None recomputes everything.
 
-    `form` "float16" or "int8" lets a step of one sequence read the weights in fewer bytes, on a
-    CPU; its logits then differ from the model's.
+    `form` "float16" or "int8" lets a step read the weights in fewer bytes, on a CPU; its logits
+    then differ from the model's.
     """
     return KvlibDecoder(model, cache, form)
 

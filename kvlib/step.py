@@ -1,7 +1,7 @@
-"""One decode step of one sequence, with everything that does not depend on the token made before.
+"""One decode step, with everything that does not depend on the tokens made beforehand.
 
 A step's time is the reading of the weights plus the price of calling things: modules, their
-attributes, views of weights. None of those depends on the token, so a `Step` makes them once. What
+attributes, views of weights. None of those depends on the tokens, so a `Step` makes them once. What
 is left are the operators of the model, in its order, on its numbers: the same logits to the bit. It
 may also read the weights in fewer bytes, and then the logits differ: `parity` says by how much.
 """
@@ -13,23 +13,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .model import GPT2, MLP, Attention, Block, Linear
-from .product import slices
+from .product import linear, slices
 
 PLAIN = (Attention, Block, GPT2, Linear, MLP, nn.Embedding, nn.LayerNorm, nn.ModuleList)
-Row = Callable[[Tensor], Tensor]  # (1, 1, in) to (1, 1, out)
+Rows = Callable[[Tensor], Tensor]  # (B, 1, in) to (B, 1, out)
 
 
 class Step:
     """`Step(model)(tokens, cache)` is `model(tokens, cache, last_only=True)`: logits (B, 1, V).
 
-    It is faster for one token of one sequence, in float32 on two or more threads of a CPU, without
+    It is faster for one token a sequence, in float32 on two or more threads of a CPU, without
     gradients; anything else is left to the model, and so is a model whose modules have been
     replaced or have hooks. `form` says how a step reads the matrices: "float32", views of the
-    model's own; "float16" or "int8", copies packed by PyTorch in a half or a quarter of the bytes.
-    Weights that were changed or moved are looked up, or packed, anew.
+    model's own; "packed", float32 copies in the layout that oneDNN likes for several rows;
+    "float16" or "int8", copies in a half or a quarter of the bytes. Weights that were changed or
+    moved are looked up, or packed, anew.
 
-    Raises ValueError for an unknown form, and for "int8" where PyTorch's product of rows with a
-    scale each needs a processor of another make.
+    Raises ValueError for an unknown form, and for one that this processor's PyTorch has not.
     """
 
     def __init__(self, model: GPT2, form: str = "float32"):
@@ -54,13 +54,14 @@ class Step:
         if now != self.seen:
             self.prepare()
             self.seen = now
-        heads = (1, 1, 3, self.model.config.n_head, self.model.config.head_dim)
+        B, config = len(tokens), self.model.config
         x, mask, cache.padding = self.model.embed(tokens, cache)
         for layer, (norm_1, attn, proj, norm_2, up, down) in enumerate(self.layers):
-            q, k, v = attn(norm_1(x)).view(heads).permute(2, 0, 3, 1, 4)
+            qkv = attn(norm_1(x)).view(B, 1, 3, config.n_head, config.head_dim)
+            q, k, v = qkv.permute(2, 0, 3, 1, 4)
             k, v = cache.update(layer, k, v)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-            x = x + proj(y.reshape(1, 1, -1))
+            x = x + proj(y.reshape(B, 1, -1))
             x = x + down(F.gelu(up(norm_2(x)), approximate="tanh"))
         cache.advance(1)
         return self.head(self.last(x))
@@ -71,7 +72,8 @@ class Step:
         return (
             self.plain
             and cache is not None
-            and tokens.shape == (1, 1)
+            and tokens.dim() == 2
+            and tokens.shape[1] == 1
             and weight.is_cpu
             and weight.dtype == torch.float32
             and not weight.is_inference()
@@ -82,7 +84,7 @@ class Step:
 
     def prepare(self) -> None:
         """Look up every layer's weights, each as a function of the row that it multiplies."""
-        self.layers: list[tuple[Row, ...]] = []
+        self.layers: list[tuple[Rows, ...]] = []
         for block in self.model.h:
             assert isinstance(block, Block)
             attn, mlp = block.attn, block.mlp
@@ -92,35 +94,51 @@ class Step:
         self.last, self.head = norm(self.model.ln_f), self.form(self.model.wte)
 
 
-def norm(module: nn.LayerNorm) -> Row:
+def norm(module: nn.LayerNorm) -> Rows:
     """The layer norm without the module around it."""
     how = module.normalized_shape, module.weight, module.bias, module.eps
     return lambda x: torch.layer_norm(x, *how)
 
 
-def float32(module: nn.Linear | nn.Embedding) -> Row:
+def float32(module: nn.Linear | nn.Embedding) -> Rows:
     """The product with slices of the weight, which are views, as `product.linear` makes them."""
-    (n_out, n_in), bias = module.weight.shape, getattr(module, "bias", None)
-    parts = slices(n_out, torch.get_num_threads())
-    slabs = module.weight.view(parts, -1, n_in).transpose(1, 2)  # (parts, in, out / parts)
-    if bias is None:
-        return lambda x: torch.bmm(x.expand(parts, 1, n_in), slabs).view(1, 1, n_out)
-    cut = bias.view(parts, 1, -1)
-    return lambda x: torch.baddbmm(cut, x.expand(parts, 1, n_in), slabs).view(1, 1, n_out)
+    weight, bias = module.weight, getattr(module, "bias", None)
+    (n_out, n_in), parts = weight.shape, slices(len(weight), torch.get_num_threads())
+    slabs = weight.view(parts, -1, n_in).transpose(1, 2)  # (parts, in, out / parts)
+    cut = None if bias is None else bias.view(parts, 1, -1)
+
+    def rows(x: Tensor) -> Tensor:
+        if len(x) > 1:
+            return linear(x, weight, bias)
+        row = x.expand(parts, 1, n_in)
+        y = torch.bmm(row, slabs) if cut is None else torch.baddbmm(cut, row, slabs)
+        return y.view(1, 1, n_out)
+
+    return rows
 
 
-def float16(module: nn.Linear | nn.Embedding) -> Row:
-    """The product with a float16 copy of the weight; row, sums and result stay float32."""
+def packed(module: nn.Linear | nn.Embedding) -> Rows:
+    """The product with a copy of the weight in blocks, which oneDNN reads once for several rows."""
+    if not torch.backends.mkldnn.is_available():
+        raise ValueError("packed weights need PyTorch with oneDNN; use 'float32' here")
+    bias = getattr(module, "bias", None)
+    weight = torch.ops.mkldnn._reorder_linear_weight.default(module.weight.detach())
+    product = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: product(x, weight, bias, "none", [], "")
+
+
+def float16(module: nn.Linear | nn.Embedding) -> Rows:
+    """The product with a float16 copy of the weight; rows, sums and result stay float32."""
     product = torch.ops.quantized.linear_dynamic_fp16.default
-    packed = torch.ops.quantized.linear_prepack_fp16(module.weight, getattr(module, "bias", None))
-    return lambda x: product(x, packed)
+    weight = torch.ops.quantized.linear_prepack_fp16(module.weight, getattr(module, "bias", None))
+    return lambda x: product(x, weight)
 
 
-def int8(module: nn.Linear | nn.Embedding) -> Row:
-    """The product with an int8 copy of the weight, a scale an output; the row is rounded too.
+def int8(module: nn.Linear | nn.Embedding) -> Rows:
+    """The product with an int8 copy of the weight, a scale an output; the rows are rounded too.
 
     Without AVX-512's integer products, pairs of 8-bit products are summed in 16 bits, which full
-    range would overflow: hence `reduce_range`, 7 bits for the row.
+    range would overflow: hence `reduce_range`, 7 bits for the rows.
     """
     if torch.backends.quantized.engine not in ("x86", "fbgemm"):
         raise ValueError(
@@ -131,9 +149,9 @@ def int8(module: nn.Linear | nn.Embedding) -> Row:
     scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127  # (out, 1)
     rounded, zeros = (weight / scale).round().to(torch.int8), torch.zeros(len(weight)).long()
     made = torch._make_per_channel_quantized_tensor(rounded, scale[:, 0].double(), zeros, 0)
-    packed = torch.ops.quantized.linear_prepack(made, bias)
+    ready = torch.ops.quantized.linear_prepack(made, bias)
     product = torch.ops.quantized.linear_dynamic.default
-    return lambda x: product(x, packed, reduce_range=True)
+    return lambda x: product(x, ready, reduce_range=True)
 
 
-FORMS = {"float32": float32, "float16": float16, "int8": int8}
+FORMS = {"float32": float32, "packed": packed, "float16": float16, "int8": int8}
