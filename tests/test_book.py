@@ -109,6 +109,29 @@ def moves(control, figure) -> bool:
     return False
 
 
+def test_the_tabulator_key_stops_at_controls_and_says_where(visit):
+    """Formulas were stops, sixty on one page; three of the theme's buttons did not show focus."""
+    if visit.page.url.startswith("file:"):
+        return  # the same page as over http
+    stops = visit.page.locator("mjx-container[tabindex='0']").all()
+    assert all(stop.evaluate("e => e.scrollWidth > e.clientWidth") for stop in stops)
+    for _ in range(30):
+        visit.page.keyboard.press("Tab")
+        hidden = visit.page.evaluate("""() => {
+            const now = document.activeElement;
+            const seen = now === document.body || getComputedStyle(now).outlineStyle !== 'none';
+            return seen ? '' : now.outerHTML.slice(0, 200);
+        }""")
+        assert hidden == ""
+    visit.page.evaluate("document.activeElement.blur()")
+
+
+def test_a_laptop_shows_whole_lines_of_code(visit):
+    wide = visit.page.evaluate("""[...document.querySelectorAll('.cell_input pre')]
+        .filter((e) => e.scrollWidth > e.clientWidth + 10).map((e) => e.textContent)""")
+    assert wide == []
+
+
 def test_a_phone_scrolls_no_page_sideways(visit):
     visit.page.set_viewport_size(PHONE)
     width = visit.page.evaluate("document.documentElement.scrollWidth")

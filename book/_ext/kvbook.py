@@ -79,10 +79,18 @@ def name_page(app, pagename: str, templatename: str, context: dict, doctree) -> 
     context["metatags"] = context.get("metatags", "") + "\n".join(lines)
 
 
-def mend_roles(app, pagename: str, templatename: str, context: dict, doctree) -> None:
-    """Make the bibliography a list of items: docutils gives them a role that ARIA has withdrawn."""
-    if "body" in context:
-        context["body"] = context["body"].replace('role="doc-biblioentry"', 'role="listitem"')
+def mend_body(app, pagename: str, templatename: str, context: dict, doctree) -> None:
+    """Call what is folded by what it is, and make the bibliography a list of items.
+
+    Cells are folded for exercises alone: a check's input, the whole of a solution. docutils gives
+    the bibliography's entries a role that ARIA has withdrawn.
+    """
+    for old, new in (
+        (" code cell source", " the check"),
+        (" code cell content", " the solution"),
+        ('role="doc-biblioentry"', 'role="listitem"'),
+    ):
+        context["body"] = context.get("body", "").replace(old, new)
 
 
 def drop_unused_mathjax(app, pagename: str, templatename: str, context: dict, doctree) -> None:
@@ -99,6 +107,6 @@ def drop_unused_mathjax(app, pagename: str, templatename: str, context: dict, do
 def setup(app) -> dict:
     """Register the above with Sphinx."""
     app.connect("doctree-read", halve_figures)
-    for change in (name_page, mend_roles, drop_unused_mathjax):
+    for change in (name_page, mend_body, drop_unused_mathjax):
         app.connect("html-page-context", change, priority=900)  # after Sphinx's own
     return {"parallel_read_safe": True, "parallel_write_safe": True}
