@@ -57,3 +57,20 @@ def test_a_chapter_is_found_to_use_what_its_cells_name():
 
 def test_stars_are_stars_outside_code_only():
     assert api.prose("a * b and `c * d`") == r"a \* b and `c * d`"
+
+
+def test_the_table_of_the_readme_is_what_the_recordings_say():
+    readme = measured.README.read_text(encoding="utf-8")
+    assert readme == measured.renewed(readme, measured.read()), "run `make pages`"
+
+
+def test_a_recording_adds_its_machine_to_the_readme():
+    steps = [
+        dict(context=context, cache=cache, median_s=time)
+        for context, cache, time in [(8, "none", 0.1), (1000, "none", 1.5), (1000, "static", 0.05)]
+    ]
+    best = dict(cache="static", batch=32, tokens_per_s={"median": 123.4})
+    machine = dict(processor="Abacus", threads=2)
+    recording = dict(model="gpt2", steps=steps, profiles=[best], machine=machine)
+    last = measured.front([recording, dict(kind="peers")]).splitlines()[-1]
+    assert last == "| Abacus, 2 threads | 1,000 | 1,500 ms | 50.0 ms | 30.0 | 123 at batch 32 |"

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent
 PAGE, PACKAGE = ROOT / "book" / "api.md", ROOT / "kvlib"
 STOREYS = {
     "Show: numbers in, pictures out": "explore plots plots_timing plots_cache animate exercise",
-    "Lab: examine any decoder": "parity bugs decoders timing memory allocator machine",
-    "Engine: run a model": "generate weights tokenizer train corpus look",
+    "Lab: examine any decoder": "parity bugs decoders timing memory allocator floor machine",
+    "Engine: run a model": "generate step graph levers weights tokenizer train corpus look",
     "Model: arithmetic, cache and costs": "model caches config product costs shapes models",
 }
 PLUMBING = {"main", "add_arguments"}  # of the command line

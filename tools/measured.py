@@ -1,4 +1,4 @@
-"""Write book/measured.md from the recordings in figures/measured/.
+"""Write book/measured.md, and the README's table, from the recordings in figures/measured/.
 
     python tools/measured.py
 
@@ -12,6 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RECORDINGS, PAGE = ROOT / "figures" / "measured", ROOT / "book" / "measured.md"
+README, BEGIN, END = ROOT / "README.md", "<!-- measured -->", "<!-- /measured -->"
+PUBLISHED = ["A40 GPU, published", "1,000", "29.69 ms", "4.95 ms", "6.0", ""]
 HEAD = """# Measured machines
 
 Every machine that was recorded, generated from `figures/measured/*.json`, which hold each single
@@ -128,15 +130,48 @@ def page(recordings: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def front(recordings: list[dict]) -> str:
+    """The README's table: on each machine, a step of GPT-2 at its longest context, two ways."""
+    rows = [PUBLISHED]
+    for recording in recordings:
+        if recording.get("kind") == "peers" or recording["model"] != "gpt2":
+            continue
+        steps = {(row["context"], row["cache"]): row["median_s"] for row in recording["steps"]}
+        both = [c for c, cache in steps if cache == "none" and (c, "static") in steps]
+        if not both:
+            continue
+        context, facts = max(both), recording["machine"]
+        none, static = steps[context, "none"], steps[context, "static"]
+        best = max(
+            (row["tokens_per_s"]["median"], row["batch"])
+            for row in recording["profiles"]
+            if row["cache"] == "static"
+        )
+        where = f"{facts.get('device_name', facts['processor'])}, {facts['threads']} threads"
+        cells = [f"{context:,}", f"{ms(none)} ms", f"{ms(static)} ms", f"{none / static:.1f}"]
+        rows.append([where, *cells, f"{best[0]:.0f} at batch {best[1]}"])
+    headings = ["machine", "context", "uncached step", "cached step", "times faster", "tokens/s"]
+    return "\n".join(table(headings, rows))
+
+
+def renewed(readme: str, recordings: list[dict]) -> str:
+    """The README with the table between its two marks written anew."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{front(recordings)}\n\n{END}{after}"
+
+
 def read() -> list[dict]:
     """All recordings, in the order of their names."""
     return [json.loads(path.read_text()) for path in sorted(RECORDINGS.glob("*.json"))]
 
 
 def main() -> int:
-    """Write the page; 0."""
-    PAGE.write_text(page(read()))
-    print(PAGE.relative_to(ROOT))
+    """Write the page and the README's table; 0."""
+    recordings = read()
+    PAGE.write_text(page(recordings))
+    README.write_text(renewed(README.read_text(encoding="utf-8"), recordings), encoding="utf-8")
+    print(PAGE.relative_to(ROOT), README.relative_to(ROOT))
     return 0
 
 
