@@ -6,6 +6,7 @@ nothing that a reader would want to check. `heat`, `bars` and `direct_label` dra
 
 from .attention import next_token_work, one_query, repeated_rows
 from .cache import cache_rows, decode_step, growth, mask_alignments
+from .floor import moves, regime_map, rungs
 from .memory import allocator_segments, memory_bill
 from .parts import bars, direct_label, heat
 from .style import COLOUR, DIVERGING, SEQUENTIAL, STYLE, use_style
@@ -26,9 +27,12 @@ __all__ = [
     "heat",
     "mask_alignments",
     "memory_bill",
+    "moves",
     "next_token_work",
     "one_query",
     "parting",
+    "regime_map",
     "repeated_rows",
+    "rungs",
     "use_style",
 ]

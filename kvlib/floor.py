@@ -1,0 +1,193 @@
+"""The least time of a decode step, from four measured speeds, and what its time is spent on.
+
+A step calls a few hundred operators, reads every weight and every stored row, and multiplies. What
+each of these takes at the least is predicted from speeds that are measured apart from any step.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
+
+from . import costs
+from .caches import StaticCache
+from .config import GPT2Config
+from .model import GPT2
+from .stopwatch import interleave
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Four speeds of a machine, from which `step_s` predicts any decode step in seconds.
+
+    `read`: bytes per second of a plain read. `product`: FLOPs per second of a large product.
+    `attention`: bytes per second at which single queries read keys and values. `dispatch_s`:
+    seconds per layer in which a step's operators are called when they have next to nothing to do.
+    `ahead`: calls are made while earlier work still runs, as for a GPU, so the longer of the two
+    counts; on a CPU they take turns, and their times add.
+    """
+
+    read: float
+    product: float
+    attention: float
+    dispatch_s: float
+    ahead: bool = False
+
+    def parts(
+        self, config: GPT2Config, context: int, batch: int = 1, weight_bytes: float = 4
+    ) -> dict[str, float]:
+        """Seconds of each part of a step: "launch", "weights", "arithmetic" and "cache".
+
+        A matrix is read and multiplied at once, so of "weights" and "arithmetic" the longer counts;
+        attention's few FLOPs hide behind the reading of its rows. `weight_bytes` are a number's.
+        """
+        cache = costs.cache_bytes(config, context, batch)
+        weights = costs.decode_bytes(config, context, batch) - cache
+        return {
+            "launch": self.dispatch_s * config.n_layer,
+            "weights": weights / 4 * weight_bytes / self.read,
+            "arithmetic": batch * costs.decode_flops(config, 1) / self.product,
+            "cache": cache / self.attention,
+        }
+
+    def step_s(
+        self, config: GPT2Config, context: int, batch: int = 1, weight_bytes: float = 4
+    ) -> float:
+        """Predicted seconds of a decode step of `batch` sequences that read `context` rows each."""
+        part = self.parts(config, context, batch, weight_bytes)
+        work = max(part["weights"], part["arithmetic"]) + part["cache"]
+        return max(part["launch"], work) if self.ahead else part["launch"] + work
+
+    def regime(self, config: GPT2Config, context: int, batch: int = 1) -> str:
+        """What binds a step: "launch" where calling takes longer than the work, else the largest
+        part of the work.
+        """
+        part = self.parts(config, context, batch)
+        launch = part.pop("launch")
+        work = max(part["weights"], part["arithmetic"]) + part["cache"]
+        return "launch" if launch > work else max(part, key=lambda name: part[name])
+
+
+def noop(layers: int = 12) -> GPT2:
+    """A GPT2 of `layers` layers so narrow that its steps do nothing but call operators."""
+    shape = dict(block_size=64, vocab_size=64, n_head=12, n_embd=24)
+    return GPT2(GPT2Config(n_layer=layers, **shape)).eval()
+
+
+def at_width(config: GPT2Config, width: int) -> GPT2:
+    """A GPT2 of `config` but of another `width`, with seeded weights."""
+    return GPT2(replace(config, n_embd=width)).eval()
+
+
+def probes(device="cpu") -> dict[str, tuple[Callable, float]]:
+    """What measures each field of Speeds: a call, and how many bytes, FLOPs or layers it does.
+
+    A sum over 400 MB; a product of two squares; single queries over 100 MB of keys and values; and
+    a step of a model with no work.
+    """
+    size = 1536 if torch.device(device).type == "cpu" else 8192
+    numbers, square = torch.ones(100_000_000, device=device), torch.randn(size, size, device=device)
+    query = torch.randn(16, 12, 1, 64, device=device)
+    rows = torch.randn(2, 16, 12, 1024, 64, device=device)
+    model = noop().to(device)
+    cache, token = StaticCache(model.config, device=device), torch.zeros(1, 1, device=device).long()
+
+    def step():
+        cache.truncate(0)
+        model(token, cache, last_only=True)
+
+    return {
+        "read": (numbers.sum, 4 * len(numbers)),
+        "product": (lambda: square @ square, 2 * size**3),
+        "attention": (lambda: F.scaled_dot_product_attention(query, *rows), rows.nbytes),
+        "dispatch_s": (step, model.config.n_layer),
+    }
+
+
+def measure_speeds(device="cpu", *, repeats: int = 9) -> Speeds:
+    """The Speeds of `device`, each the median of `repeats` interleaved runs of its probe."""
+    calls = probes(device)
+    samples = interleave({n: fn for n, (fn, _) in calls.items()}, repeats=repeats, device=device)
+    seconds = {name: found.median_s for name, found in samples.items()}
+    rates = {name: amount / seconds[name] for name, (_, amount) in calls.items()}
+    rates["dispatch_s"] = 1 / rates["dispatch_s"]
+    return Speeds(**rates, ahead=torch.device(device).type != "cpu")
+
+
+class Operator(NamedTuple):
+    """An operator of one step: its name, calls, and the seconds spent in it and not further in."""
+
+    name: str
+    calls: float
+    self_s: float
+
+
+def profiled(fn: Callable, steps: int = 3):
+    """torch's profile of `steps` calls of fn(), for `operators` and `export_chrome_trace`."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it reports its own starts and stops
+    with torch.no_grad():
+        fn()
+        with profile(activities=[ProfilerActivity.CPU]) as found:
+            for _ in range(steps):
+                fn()
+    return found
+
+
+def operators(found, steps: int = 3) -> list[Operator]:
+    """The operators of one step in a profile of `steps`, the longest first."""
+    rows = [
+        Operator(event.key, event.count / steps, 1e-6 * event.self_cpu_time_total / steps)
+        for event in found.key_averages()
+    ]
+    return sorted(rows, key=lambda row: -row.self_s)
+
+
+def called(found, steps: int = 3) -> float:
+    """How many operators one step calls itself, not counting those that operators call."""
+    return sum(event.cpu_parent is None for event in found.events()) / steps
+
+
+def timeline(found) -> list[dict]:
+    """The events of a profile as `export_chrome_trace` writes them for a browser."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "step.json"
+        found.export_chrome_trace(str(path))
+        return json.loads(path.read_text())["traceEvents"]
+
+
+def on_threads(threads: int, fn: Callable) -> Callable:
+    """fn, called with torch set to `threads` threads; afterwards they are as many as before."""
+
+    def call():
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return fn()
+        finally:
+            torch.set_num_threads(before)
+
+    return call
+
+
+def recordings(folder: str | Path, kind: str) -> list[dict]:
+    """The recordings in `folder` of one kind: "peers" or "floor"."""
+    found = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
+    return [recording for recording in found if recording.get("kind") == kind]
+
+
+def peers_table(recording: Mapping) -> str:
+    """A recording of `benchmarks/peers.py` as a table: each engine's time over kvlib's."""
+    rows = {(row["engine"], row["work"]): row["ratio"] for row in recording["rows"]}
+    works = list(dict.fromkeys(work for _, work in rows))
+    lines = [f"{'time over kvlib':<26}" + "".join(f"{work:>13}" for work in works)]
+    for engine in dict.fromkeys(engine for engine, _ in rows):
+        cells = [f"{rows[engine, w]:.2f}" if (engine, w) in rows else "-" for w in works]
+        lines.append(f"{engine:<26}" + "".join(f"{cell:>13}" for cell in cells))
+    return "\n".join(lines)
