@@ -209,10 +209,10 @@ def fixed(model: GPT2, cache: StaticCache, way: str) -> FixedStep:
     return step
 
 
-def eager(model: GPT2, cache: StaticCache, token: Tensor) -> Tensor:
-    """Logits of one step from the state that `cache` is in, which it is left in."""
+def eager(model: Callable, cache: StaticCache, token: Tensor) -> Tensor:
+    """Logits of one step of a GPT2 or a Step from the state of `cache`, which it is left in."""
     length = cache.length
-    logits = model(token, cache, last_only=True)
+    logits = model(token, cache)
     cache.truncate(length)
     return logits
 

@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
+import measured
 from kvlib import (
     GPT2,
     GPT2Config,
@@ -227,6 +228,16 @@ def test_recordings_are_found_by_kind_and_named_after_the_machine(tmp_path):
     assert [found["kind"] for found in floor.recordings(tmp_path, "floor")] == ["floor"]
     rows = [dict(engine="kvlib", work="w", ratio=1.0), dict(engine="other", work="w", ratio=1.5)]
     assert floor.peers_table({"rows": rows}).splitlines()[2].split() == ["other", "1.50"]
+
+
+def test_the_page_of_machines_has_a_table_for_a_step_on_a_gpu():
+    way = dict(way="graph", median_s=1e-3, quartiles_s=(9e-4, 2e-3), gap=2e-6)
+    recording = dict(context=500, rows=[way, way | dict(way="read", gap=None)])
+    lines = measured.floor(recording)
+    assert lines[-2:] == [
+        "| graph | 1.00 (0.90 to 2.00) | 2.0e-06 |",
+        "| read | 1.00 (0.90 to 2.00) |  |",
+    ]
 
 
 @pytest.mark.parametrize("xs", [[1, 2], [24, 96, 768]])

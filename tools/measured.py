@@ -113,6 +113,21 @@ def peers(recording: dict) -> list[str]:
     return lines + (["", f"Not measured: {missing}."] if missing else [])
 
 
+def floor(recording: dict) -> list[str]:
+    """The lines for a recording of chapter 07's step on a GPU."""
+    lines = [f"One decode step at context {recording['context']}, batch 1, by CUDA events (chapter"]
+    lines[0] += " 07): a plain read of its bytes, and the step in several ways."
+    rows = [
+        [
+            row["way"],
+            spread(dict(median=row["median_s"], quartiles=row["quartiles_s"])),
+            "" if row["gap"] is None else f"{row['gap']:.1e}",
+        ]
+        for row in recording["rows"]
+    ]
+    return lines + table(["way", "ms", "logits off by"], rows)
+
+
 def page(recordings: list[dict]) -> str:
     """The page, in Markdown."""
     lines = [HEAD]
@@ -124,7 +139,7 @@ def page(recordings: list[dict]) -> str:
     for line, group in machines.items():
         lines += [f"## {line.split(',')[0]}, {group[0]['machine']['threads']} threads", "", line]
         for recording in group:
-            part = peers if recording.get("kind") == "peers" else bench
+            part = {"peers": peers, "floor": floor}.get(recording.get("kind"), bench)
             lines += ["", *part(recording)]
         lines.append("")
     return "\n".join(lines)
