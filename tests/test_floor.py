@@ -1,7 +1,9 @@
 """The floor's arithmetic by hand, the levers' parity, and the step whose shapes never change."""
 
+import contextlib
 import dataclasses
 import json
+import unittest.mock
 
 import matplotlib.pyplot as plt
 import pytest
@@ -67,6 +69,15 @@ def test_the_probes_are_calls_with_their_amounts():
     for call, _ in probes.values():
         call()
         call()  # a step of the no-op model begins anew each time
+
+
+def test_a_reader_sums_what_a_step_must_read(model):
+    cache = StaticCache(CONFIG, capacity=9)
+    with torch.no_grad():
+        model(prompt(5), cache)
+    sums = floor.reader(model, cache)()
+    assert len(sums) == len(list(model.parameters())) - 1 + 2 * CONFIG.n_layer
+    assert sums[-1] == cache.values[-1, :, :, :5].sum()
 
 
 def test_speeds_are_amounts_over_seconds(monkeypatch):
@@ -172,8 +183,9 @@ def test_prefills_and_nats(model):
 def test_a_fixed_step_passes_parity(model):
     names = ["one token at a time", "chunks", "rows independent", "truncate and continue"]
     names += ["past the capacity", "fresh state", "two states"]
-    report = parity.check(graph.FixedDecoder(model), decoders.from_kvlib(model), checks=names)
-    assert report.ok, report
+    for each in (model, levers.rebuilt(model, "plain")):
+        report = parity.check(graph.FixedDecoder(each), decoders.from_kvlib(model), checks=names)
+        assert report.ok, report
 
 
 def test_a_fixed_step_calls_the_same_operators_on_the_same_storage(model):
@@ -210,13 +222,59 @@ def test_a_fixed_step_refuses_what_cannot_be_right(model):
         graph.record_floor(model)
 
 
+class SimulatedGraph:
+    """A CUDA graph on a CPU: in the `with` nothing counts as run, a replay runs it."""
+
+    def __init__(self, step):
+        self.step, self.replays = step, 0
+
+    @contextlib.contextmanager
+    def capturing(self, graph):
+        tensors = self.step.keys, self.step.values, self.step.position
+        before = [tensor.clone() for tensor in tensors]
+        yield
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old)
+
+    def replay(self):
+        self.replays += 1
+        self.step.logits.copy_(self.step.run())
+
+
+def test_a_captured_step_replays_what_was_recorded(model, monkeypatch):
+    """Capturing runs nothing and leaves the step where it was; logits outlive the next replay."""
+    cache = StaticCache(CONFIG, capacity=12)
+    with torch.no_grad():
+        model(prompt(5), cache)
+        right = [model(prompt(1) + i, cache) for i in range(3)]
+    cache.truncate(5)
+    step = graph.FixedStep(model, capacity=6)
+    step.load(cache)
+    simulated = SimulatedGraph(step)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: simulated)
+    monkeypatch.setattr(torch.cuda, "graph", simulated.capturing)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, unittest.mock.MagicMock())
+    step.capture()  # with one row left: a warm-up that moved on would write past the end
+    assert step.position.item() == step.length == 5 and step.graph is simulated
+    first = step(prompt(1))
+    assert torch.allclose(first, right[0], atol=1e-5) and simulated.replays == 1
+    with pytest.raises(IndexError):
+        step(prompt(1))
+    step.truncate(5)
+    second = step(prompt(1) + 1)
+    assert not torch.equal(second, first) and torch.allclose(first, right[0], atol=1e-5)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_a_graph_is_the_same_step():
     there = GPT2(CONFIG).eval().to("cuda")
     checks = ["one token at a time", "chunks", "truncate and continue"]
     decoder = graph.FixedDecoder(there, graph=True)
     assert parity.check(decoder, decoders.from_kvlib(there), checks=checks).ok
-    rows = {row["way"]: row for row in graph.record_floor(there, 20, repeats=3)["rows"]}
+    twin = levers.rebuilt(there, "plain")
+    rows = {row["way"]: row for row in graph.record_floor(twin, 20, repeats=3)["rows"]}
     assert rows["graph"]["gap"] < 1e-3 and rows["compiled graph"]["median_s"] > 0
 
 
