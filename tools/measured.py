@@ -138,7 +138,7 @@ def page(recordings: list[dict]) -> str:
         machines.setdefault(facts_line(recording), []).append(recording)
     for line, group in machines.items():
         lines += [f"## {line.split(',')[0]}, {group[0]['machine']['threads']} threads", "", line]
-        for recording in group:
+        for recording in sorted(group, key=lambda recording: recording.get("kind", "")):
             part = {"peers": peers, "floor": floor}.get(recording.get("kind"), bench)
             lines += ["", *part(recording)]
         lines.append("")
