@@ -72,5 +72,10 @@ def test_a_recording_adds_its_machine_to_the_readme():
     best = dict(cache="static", batch=32, tokens_per_s={"median": 123.4})
     machine = dict(processor="Abacus", threads=2)
     recording = dict(model="gpt2", steps=steps, profiles=[best], machine=machine)
-    last = measured.front([recording, dict(kind="peers")]).splitlines()[-1]
+    last = measured.front([recording, dict(kind="floor")]).splitlines()[-1]
     assert last == "| Abacus, 2 threads | 1,000 | 1,500 ms | 50.0 ms | 30.0 | 123 at batch 32 |"
+    rows = [dict(engine="kvlib", work="step", ratio=1), dict(engine="slow", work="step", ratio=1.5)]
+    peers = dict(kind="peers", machine=machine, rows=rows)
+    lines = measured.front([recording, peers]).splitlines()
+    assert last in lines and lines[-1] == "| slow | 1.50 |"
+    assert "Abacus, 2 threads: time over kvlib's" in lines[-6]

@@ -149,7 +149,7 @@ def front(recordings: list[dict]) -> str:
     """The README's table: on each machine, a step of GPT-2 at its longest context, two ways."""
     rows = [PUBLISHED]
     for recording in recordings:
-        if recording.get("kind") == "peers" or recording["model"] != "gpt2":
+        if "kind" in recording or recording["model"] != "gpt2":
             continue
         steps = {(row["context"], row["cache"]): row["median_s"] for row in recording["steps"]}
         both = [c for c, cache in steps if cache == "none" and (c, "static") in steps]
@@ -166,7 +166,23 @@ def front(recordings: list[dict]) -> str:
         cells = [f"{context:,}", f"{ms(none)} ms", f"{ms(static)} ms", f"{none / static:.1f}"]
         rows.append([where, *cells, f"{best[0]:.0f} at batch {best[1]}"])
     headings = ["machine", "context", "uncached step", "cached step", "times faster", "tokens/s"]
-    return "\n".join(table(headings, rows))
+    lines = table(headings, rows)
+    for recording in recordings:
+        if recording.get("kind") == "peers":
+            lines += others(recording)
+    return "\n".join(lines)
+
+
+def others(recording: dict) -> list[str]:
+    """The README's lines on other engines: their median time over kvlib's, for each work."""
+    facts = recording["machine"]
+    where = f"{facts['processor']}, {facts['threads']} threads"
+    ratios = {(row["engine"], row["work"]): f"{row['ratio']:.2f}" for row in recording["rows"]}
+    works = list(dict.fromkeys(work for _, work in ratios))
+    engines = list(dict.fromkeys(engine for engine, _ in ratios))
+    rows = [[engine, *(ratios.get((engine, work), "") for work in works)] for engine in engines]
+    text = f"Other engines at the same work on {where}: time over kvlib's, below 1 where faster."
+    return ["", text, *table(["engine", *works], rows)]
 
 
 def renewed(readme: str, recordings: list[dict]) -> str:
