@@ -55,6 +55,14 @@ MISTAKES = {
          "np.mean([sum(x[1:]) / 3 for x in r])", "A mean"),
     ],
     ("06", "modify"): [("def freed():\n    return [0, 2]", "No free block")],
+    ("07", "modify"): [
+        ("def first_batch(card):\n    return 1", "That step is its calls"),
+        ("def first_batch(card):\n    b = 1\n    while b * card.parts(config, 1000)['weights'] + "
+         "b * card.parts(config, 1000)['cache'] < 4e-3:\n        b += 1\n    return b",
+         "The weights are read once"),
+        ("def first_batch(card):\n    return max(b for b in range(1, 99) "
+         "if card.step_s(config, 1000, b) <= 4e-3)", "One less"),
+    ],
 }  # fmt: skip
 
 
