@@ -194,8 +194,9 @@ def peers_table(recording: Mapping) -> str:
     """A recording of `benchmarks/peers.py` as a table: each engine's time over kvlib's."""
     rows = {(row["engine"], row["work"]): row["ratio"] for row in recording["rows"]}
     works = list(dict.fromkeys(work for _, work in rows))
-    lines = [f"{'time over kvlib':<26}" + "".join(f"{work:>13}" for work in works)]
+    width = {work: len(work) + 2 for work in works}
+    lines = [f"{'time over kvlib':<20}" + "".join(f"{work:>{width[work]}}" for work in works)]
     for engine in dict.fromkeys(engine for engine, _ in rows):
-        cells = [f"{rows[engine, w]:.2f}" if (engine, w) in rows else "-" for w in works]
-        lines.append(f"{engine:<26}" + "".join(f"{cell:>13}" for cell in cells))
+        cells = {w: f"{rows[engine, w]:.2f}" if (engine, w) in rows else "-" for w in works}
+        lines.append(f"{engine:<20}" + "".join(f"{cells[w]:>{width[w]}}" for w in works))
     return "\n".join(lines)
