@@ -63,16 +63,13 @@ def loop(decoder):
     return run
 
 
-def kvlib(folder, threads, gguf):
-    from kvlib import decoders, load
+def kvlib_as(form):
+    def engine(folder, threads, gguf):
+        from kvlib import decoders, load
 
-    return loop(decoders.from_kvlib(load(folder), "static"))
+        return loop(decoders.from_kvlib(load(folder), "static", form=form))
 
-
-def kvlib_int8(folder, threads, gguf):
-    from kvlib import decoders, load
-
-    return loop(decoders.from_kvlib(load(folder), "static", form="int8"))
+    return engine
 
 
 def transformers_model(folder):
@@ -204,8 +201,8 @@ def llama_cpp(folder, threads, gguf):
 
 
 ENGINES = {
-    "kvlib": kvlib,
-    "kvlib int8": kvlib_int8,
+    "kvlib": kvlib_as("float32"),
+    "kvlib int8": kvlib_as("int8"),
     "transformers loop": transformers_loop,
     "transformers static loop": transformers_static,
     "transformers generate": transformers_generate,

@@ -149,16 +149,9 @@ def rows(found: dict) -> list[dict]:
 
 def table(made: list[dict]) -> str:
     """Time over that of the first engine, median (least to most) of the rounds."""
-    works = list(dict.fromkeys(row["work"] for row in made))
-    lines = [f"{'time over the first':<28}" + "".join(f"{work:>22}" for work in works)]
-    for engine in dict.fromkeys(row["engine"] for row in made):
-        cells = {
-            row["work"]: f"{row['ratio']:.2f} ({row['least']:.2f}-{row['most']:.2f})"
-            for row in made
-            if row["engine"] == engine
-        }
-        lines.append(f"{engine:<28}" + "".join(f"{cells.get(work, '-'):>22}" for work in works))
-    return "\n".join(lines)
+    from kvlib.floor import by_engine
+
+    return by_engine(made, "time over the first", "{ratio:.2f} ({least:.2f}-{most:.2f})")
 
 
 def save_weights(folder: Path, model: str) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from .generate import new_cache
 from .model import GPT2
-from .step import Step
+from .step import Step, check_form
 
 
 class Decoder(Protocol):
@@ -46,7 +46,7 @@ class KvlibDecoder:
         self.once: Step | None = None  # made at the first step of `model`
         self.vocab_size, self.block_size = model.config.vocab_size, model.config.block_size
         new_cache(model, cache, 1, 1)  # an unknown cache or form is refused here,
-        Step(model, form)  # not at the first step
+        check_form(form)  # not at the first step
 
     @property
     def device(self) -> torch.device:

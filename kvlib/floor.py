@@ -7,7 +7,7 @@ each of these takes at the least is predicted from speeds that are measured apar
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -192,11 +192,19 @@ def recordings(folder: str | Path, kind: str) -> list[dict]:
 
 def peers_table(recording: Mapping) -> str:
     """A recording of `benchmarks/peers.py` as a table: each engine's time over kvlib's."""
-    rows = {(row["engine"], row["work"]): row["ratio"] for row in recording["rows"]}
-    works = list(dict.fromkeys(work for _, work in rows))
-    width = {work: len(work) + 2 for work in works}
-    lines = [f"{'time over kvlib':<20}" + "".join(f"{work:>{width[work]}}" for work in works)]
-    for engine in dict.fromkeys(engine for engine, _ in rows):
-        cells = {w: f"{rows[engine, w]:.2f}" if (engine, w) in rows else "-" for w in works}
-        lines.append(f"{engine:<20}" + "".join(f"{cells[w]:>{width[w]}}" for w in works))
+    return by_engine(recording["rows"], "time over kvlib", "{ratio:.2f}")
+
+
+def by_engine(rows: Iterable[Mapping], corner: str, cell: str) -> str:
+    """A table of engine by work, each of `rows` written as the format `cell` says."""
+    cells = {(row["engine"], row["work"]): cell.format(**row) for row in rows}
+    works = {work: len(work) for _, work in cells}  # work -> width of its column
+    for (_, work), text in cells.items():
+        works[work] = max(works[work], len(text))
+    engines = list(dict.fromkeys(engine for engine, _ in cells))
+    left = max(map(len, [corner, *engines])) + 1
+    lines = [f"{corner:<{left}}" + "".join(f"{work:>{works[work] + 2}}" for work in works)]
+    for engine in engines:
+        told = (f"{cells.get((engine, work), '-'):>{works[work] + 2}}" for work in works)
+        lines.append(f"{engine:<{left}}" + "".join(told))
     return "\n".join(lines)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .caches import StaticCache
-from .generate import check_request
+from .generate import check_request, new_cache
 from .model import GPT2
 from .tokenizer import tokenizer
 
@@ -81,12 +80,6 @@ def attention(q: Tensor, k: Tensor) -> Tensor:
     return scores.softmax(-1)
 
 
-def store(model: GPT2, batch: int, rows: int) -> StaticCache:
-    """An empty cache of `rows` rows where the model is."""
-    weight = model.wte.weight
-    return StaticCache(model.config, batch, rows, device=weight.device, dtype=weight.dtype)
-
-
 @torch.no_grad()
 def run(model: GPT2, tokens: Tensor, new: int) -> Run:
     """The Run of `model` over a prompt (1, T) and `new` greedy tokens, each of them read too.
@@ -102,7 +95,7 @@ def run(model: GPT2, tokens: Tensor, new: int) -> Run:
             f"{prompt} prompt + {new} new tokens exceed the model's {block} positions; "
             f"shorten the prompt or ask for at most {max(0, block - prompt)} new tokens"
         )
-    cache = store(model, 1, prompt + new)
+    cache: Any = new_cache(model, "static", 1, prompt + new)
     seen = fresh = tokens
     passes: list[Tensor] = []
     chosen: list[tuple[int, float]] = []
@@ -123,7 +116,7 @@ def run(model: GPT2, tokens: Tensor, new: int) -> Run:
 @torch.no_grad()
 def weights(model: GPT2, tokens: Tensor) -> Tensor:
     """Attention weights (L, B, H, T, T) of one pass over `tokens` (B, T)."""
-    cache = store(model, *tokens.shape)
+    cache: Any = new_cache(model, "static", *tokens.shape)
     with queries(model) as found:
         model.hidden(tokens, cache)
     return attention(torch.stack(found), cache.keys)

@@ -29,16 +29,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     cut = weight.view(parts, -1, n_in)  # (parts, out / parts, in)
     if rows == 1:
         row = x.view(1, 1, n_in).expand(parts, 1, n_in)
-        y = product(row, cut.transpose(1, 2), bias, (parts, 1, -1))
+        y = product(row, cut.transpose(1, 2), None if bias is None else bias.view(parts, 1, -1))
     else:
         columns = x.reshape(rows, n_in).t().expand(parts, n_in, rows)
-        y = product(cut, columns, bias, (parts, -1, 1)).view(n_out, rows).t().contiguous()
+        y = product(cut, columns, None if bias is None else bias.view(parts, -1, 1))
+        y = y.view(n_out, rows).t().contiguous()
     return y.view(x.shape[:-1] + (n_out,))
 
 
-def product(a: Tensor, b: Tensor, bias: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
-    """a @ b for a batch of matrices, plus `bias` laid out in `shape`."""
-    return torch.bmm(a, b) if bias is None else torch.baddbmm(bias.view(shape), a, b)
+def product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """a @ b for a batch of matrices, plus a `bias` that broadcasts, in one operator."""
+    return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
 
 
 @lru_cache

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .model import GPT2, MLP, Attention, Block, Linear
-from .product import linear, slices
+from .product import linear, product, slices
 
 PLAIN = (Attention, Block, GPT2, Linear, MLP, nn.Embedding, nn.LayerNorm, nn.ModuleList)
 Rows = Callable[[Tensor], Tensor]  # (B, 1, in) to (B, 1, out)
@@ -33,8 +33,7 @@ class Step:
     """
 
     def __init__(self, model: GPT2, form: str = "float32"):
-        if form not in FORMS:
-            raise ValueError(f"no form of weights {form!r}; choose one of {', '.join(FORMS)}")
+        check_form(form)
         self.model, self.form = model, FORMS[form]
         modules = list(model.modules())
         self.plain = all(type(module) in PLAIN for module in modules)
@@ -110,9 +109,7 @@ def float32(module: nn.Linear | nn.Embedding) -> Rows:
     def rows(x: Tensor) -> Tensor:
         if len(x) > 1:
             return linear(x, weight, bias)
-        row = x.expand(parts, 1, n_in)
-        y = torch.bmm(row, slabs) if cut is None else torch.baddbmm(cut, row, slabs)
-        return y.view(1, 1, n_out)
+        return product(x.expand(parts, 1, n_in), slabs, cut).view(1, 1, n_out)
 
     return rows
 
@@ -123,15 +120,15 @@ def packed(module: nn.Linear | nn.Embedding) -> Rows:
         raise ValueError("packed weights need PyTorch with oneDNN; use 'float32' here")
     bias = getattr(module, "bias", None)
     weight = torch.ops.mkldnn._reorder_linear_weight.default(module.weight.detach())
-    product = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: product(x, weight, bias, "none", [], "")
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: multiply(x, weight, bias, "none", [], "")
 
 
 def float16(module: nn.Linear | nn.Embedding) -> Rows:
     """The product with a float16 copy of the weight; rows, sums and result stay float32."""
-    product = torch.ops.quantized.linear_dynamic_fp16.default
+    multiply = torch.ops.quantized.linear_dynamic_fp16.default
     weight = torch.ops.quantized.linear_prepack_fp16(module.weight, getattr(module, "bias", None))
-    return lambda x: product(x, weight)
+    return lambda x: multiply(x, weight)
 
 
 def int8(module: nn.Linear | nn.Embedding) -> Rows:
@@ -150,8 +147,14 @@ def int8(module: nn.Linear | nn.Embedding) -> Rows:
     rounded, zeros = (weight / scale).round().to(torch.int8), torch.zeros(len(weight)).long()
     made = torch._make_per_channel_quantized_tensor(rounded, scale[:, 0].double(), zeros, 0)
     ready = torch.ops.quantized.linear_prepack(made, bias)
-    product = torch.ops.quantized.linear_dynamic.default
-    return lambda x: product(x, ready, reduce_range=True)
+    multiply = torch.ops.quantized.linear_dynamic.default
+    return lambda x: multiply(x, ready, reduce_range=True)
+
+
+def check_form(form: str) -> None:
+    """Raise ValueError for a form of weights that there is not."""
+    if form not in FORMS:
+        raise ValueError(f"no form of weights {form!r}; choose one of {', '.join(FORMS)}")
 
 
 FORMS = {"float32": float32, "packed": packed, "float16": float16, "int8": int8}

@@ -11,17 +11,11 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from browser import BOOK, DESK, PAGES, PHONE, START, Visit, chromium, served
+from browser import BOOK, DESK, PAGES, PHONE, START, Visit, served
 
 CHAPTERS = [page for page in PAGES if page.startswith("notebooks/")]
 SCHEMES = ["http", "file"]
 FIGURES = "figure.kv-explore, figure.kv-array"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from browser import BOOK, PAGES, Visit, chromium, served
+from browser import BOOK, PAGES, Visit, served
 
 AXE = Path(__file__).parent / "vendor" / "axe" / "axe.min.js"
 RUN_AXE = """axe.run({resultTypes: ['violations']}).then((result) => result.violations.map(
@@ -18,12 +18,6 @@ RUN_AXE = """axe.run({resultTypes: ['violations']}).then((result) => result.viol
 MAX_BYTES = {"book": 1_400_000, "notebooks": 4_000_000, "": 1_200_000}  # by folder
 MAX_MATH_BYTES = 1_300_000  # MathJax and its fonts, on pages with formulas
 MAX_FIRST_PAINT_S = 10.0  # half a second on an idle machine; tests share theirs
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module", autouse=True)

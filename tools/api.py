@@ -14,6 +14,7 @@ from pathlib import Path
 import nbformat
 
 import kvlib
+from exercises import heading_link
 
 ROOT = Path(__file__).parent.parent
 PAGE, PACKAGE = ROOT / "book" / "api.md", ROOT / "kvlib"
@@ -154,7 +155,7 @@ def places(module: str, name: str, used: dict) -> str:
     if kvlib.NAMES.get(name) == module:
         found = found + used.get(name, [])
     links = [
-        f"[{number}, {title}](../notebooks/{notebook}#{title.replace(' ', '-')})"
+        heading_link(f"{number}, {title}", notebook, title)
         for notebook, number, title in dict.fromkeys(found)
     ]
     return f"Used in {'; '.join(links)}." if links else ""

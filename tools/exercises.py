@@ -43,7 +43,12 @@ class Exercise(NamedTuple):
     @property
     def link(self) -> str:
         """The exercise's title, leading to its heading in the chapter."""
-        return f"[{self.title}](../notebooks/{self.notebook}#{self.title.replace(' ', '-')})"
+        return heading_link(self.title, self.notebook, self.title)
+
+
+def heading_link(text: str, notebook: str, heading: str) -> str:
+    """`text` as a link from a page of the book to a heading of a notebook."""
+    return f"[{text}](../notebooks/{notebook}#{heading.replace(' ', '-')})"
 
 
 def exercises(path: Path) -> list[Exercise]:

@@ -97,20 +97,18 @@ def peers(recording: dict) -> list[str]:
     """The lines for a recording of `benchmarks/peers.py`: each engine's time over kvlib's."""
     lines = ["The same work by other programs, each in a process of its own, taking turns:"]
     lines[0] += f" time over kvlib's, median of {recording['rounds']} rounds (least to most)."
-    works = list(dict.fromkeys(row["work"] for row in recording["rows"]))
-    found = {(row["engine"], row["work"]): row for row in recording["rows"]}
-    rows = []
-    for engine in dict.fromkeys(row["engine"] for row in recording["rows"]):
-        cells = []
-        for work in works:
-            row = found.get((engine, work))
-            cells.append(
-                "" if row is None else "{ratio:.2f} ({least:.2f} to {most:.2f})".format(**row)
-            )
-        rows.append([engine, *cells])
-    lines += table(["engine", *works], rows)
+    lines += by_engine(recording, "{ratio:.2f} ({least:.2f} to {most:.2f})")
     missing = "; ".join(f"{name}: {why}" for name, why in recording["missing"].items())
     return lines + (["", f"Not measured: {missing}."] if missing else [])
+
+
+def by_engine(recording: dict, cell: str) -> list[str]:
+    """A table of engine by work, each row of the recording written as `cell` says."""
+    cells = {(row["engine"], row["work"]): cell.format(**row) for row in recording["rows"]}
+    works = list(dict.fromkeys(work for _, work in cells))
+    engines = dict.fromkeys(engine for engine, _ in cells)
+    rows = [[engine, *(cells.get((engine, work), "") for work in works)] for engine in engines]
+    return table(["engine", *works], rows)
 
 
 def floor(recording: dict) -> list[str]:
@@ -177,12 +175,8 @@ def others(recording: dict) -> list[str]:
     """The README's lines on other engines: their median time over kvlib's, for each work."""
     facts = recording["machine"]
     where = f"{facts['processor']}, {facts['threads']} threads"
-    ratios = {(row["engine"], row["work"]): f"{row['ratio']:.2f}" for row in recording["rows"]}
-    works = list(dict.fromkeys(work for _, work in ratios))
-    engines = list(dict.fromkeys(engine for engine, _ in ratios))
-    rows = [[engine, *(ratios.get((engine, work), "") for work in works)] for engine in engines]
     text = f"Other engines at the same work on {where}: time over kvlib's, below 1 where faster."
-    return ["", text, *table(["engine", *works], rows)]
+    return ["", text, *by_engine(recording, "{ratio:.2f}")]
 
 
 def renewed(readme: str, recordings: list[dict]) -> str:
