@@ -6,35 +6,42 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .machine import processor
+
 FEW_ROWS = 64  # from here on the plain product is as fast
-MOST_SLICES = 64
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, (..., in) by (out, in) to (..., out); exact up to the order of sums.
 
     A decode step has one row, or one a sequence, and reading the weight is what it costs. PyTorch's
-    float32 product on a CPU gives one row to one core, which cannot draw the whole bandwidth of the
-    memory, and for a few rows it first copies the weight into another layout. So the weight is cut
-    along `out` into slices, a batched product with a slice or more a core; and where there are
-    several rows it stands on the left, (weight @ x.T).T, and is read where it lies. The bias is
-    added in the same operator: a step makes dozens of these calls, and each operator has its price.
-    Many rows, one thread, another device or another dtype take the plain product.
+    float32 product on a CPU may give one row to one core, which cannot draw the whole bandwidth of
+    the memory, and for a few rows it may first copy the weight into another layout. So the weight
+    is cut along `out` into slices, which are views, and the product becomes a batch of smaller ones
+    that are shared out over the cores and read the weight where it lies; what is left over after
+    the last whole slice is multiplied plainly. The bias is added in the same operator: a step makes
+    dozens of these calls, and each operator has its price. Many rows, one thread, another device or
+    another dtype take the plain product.
     """
     n_out, n_in = weight.shape
     rows = x.numel() // n_in
-    parts = slices(n_out, torch.get_num_threads())
-    if rows > FEW_ROWS or parts == 1 or x.dtype != torch.float32 or not x.is_cpu:
+    width = slice_width(rows, n_out, torch.get_num_threads())
+    if not width or x.dtype != torch.float32 or not x.is_cpu:
         return F.linear(x, weight, bias)
-    cut = weight.view(parts, -1, n_in)  # (parts, out / parts, in)
-    if rows == 1:
-        row = x.view(1, 1, n_in).expand(parts, 1, n_in)
-        y = product(row, cut.transpose(1, 2), None if bias is None else bias.view(parts, 1, -1))
-    else:
-        columns = x.reshape(rows, n_in).t().expand(parts, n_in, rows)
-        y = product(cut, columns, None if bias is None else bias.view(parts, -1, 1))
-        y = y.view(n_out, rows).t().contiguous()
-    return y.view(x.shape[:-1] + (n_out,))
+    whole = n_out - n_out % width
+    if whole < n_out:
+        first, last = (None, None) if bias is None else (bias[:whole], bias[whole:])
+        parts = linear(x, weight[:whole], first), F.linear(x, weight[whole:], last)
+        return torch.cat(parts, dim=-1)
+    slices = weight.view(-1, width, n_in)
+    x, y_shape = x.reshape(rows, n_in), x.shape[:-1] + (n_out,)
+    if rows == 1 or reads_in_place():
+        bias = None if bias is None else bias.view(-1, 1, width)
+        y = product(x.expand(len(slices), rows, n_in), slices.transpose(1, 2), bias)
+        return y.transpose(0, 1).reshape(y_shape)
+    bias = None if bias is None else bias.view(-1, width, 1)
+    y = product(slices, x.t().expand(len(slices), n_in, rows), bias)
+    return y.view(n_out, rows).t().contiguous().view(y_shape)
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
@@ -42,7 +49,24 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
 
 
+def slice_width(rows: int, n_out: int, threads: int) -> int:
+    """Outputs in a slice of the weight; 0 where the plain product is as fast.
+
+    A slice a thread, or narrower where narrow ones are read in place: the widths that were fastest
+    there of 32 to 384. With three rows or fewer the plain product reads in place by itself.
+    """
+    if threads == 1 or rows > FEW_ROWS:
+        return 0
+    if not reads_in_place():
+        return n_out // threads
+    return min(96 if rows < 16 else 192, n_out // threads) if rows > 3 else 0
+
+
 @lru_cache
-def slices(n_out: int, threads: int) -> int:
-    """Into how many equal slices to cut: the fewest that give every thread one; 1 if none do."""
-    return next((n for n in range(threads, MOST_SLICES + 1) if n_out % n == 0), 1)
+def reads_in_place() -> bool:
+    """Whether a product of a few rows by a narrow matrix (out, in) reads that where it lies.
+
+    MKL's does on Intel's processors. Elsewhere it copies the matrix on the right first, unless
+    there is one row, so the weight has to stand on the left.
+    """
+    return torch.backends.mkl.is_available() and "Intel" in processor()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .model import GPT2, MLP, Attention, Block, Linear
-from .product import linear, product, slices
+from .product import linear, product, slice_width
 
 PLAIN = (Attention, Block, GPT2, Linear, MLP, nn.Embedding, nn.LayerNorm, nn.ModuleList)
 Rows = Callable[[Tensor], Tensor]  # (B, 1, in) to (B, 1, out)
@@ -22,12 +22,11 @@ Rows = Callable[[Tensor], Tensor]  # (B, 1, in) to (B, 1, out)
 class Step:
     """`Step(model)(tokens, cache)` is `model(tokens, cache, last_only=True)`: logits (B, 1, V).
 
-    It is faster for one token a sequence, in float32 on two or more threads of a CPU, without
-    gradients; anything else is left to the model, and so is a model whose modules have been
-    replaced or have hooks. `form` says how a step reads the matrices: "float32", views of the
-    model's own; "packed", float32 copies in the layout that oneDNN likes for several rows;
-    "float16" or "int8", copies in a half or a quarter of the bytes. Weights that were changed or
-    moved are looked up, or packed, anew.
+    It is faster for one token a sequence, in float32 on a CPU, without gradients; anything else is
+    left to the model, and so is a model whose modules have been replaced or have hooks. `form` says
+    how a step reads the matrices: "float32", the model's own; "packed", float32 copies in the
+    layout that oneDNN likes for several rows; "float16" or "int8", copies in a half or a quarter of
+    the bytes. Weights that were changed or moved are looked up, or packed, anew.
 
     Raises ValueError for an unknown form, and for one that this processor's PyTorch has not.
     """
@@ -39,17 +38,14 @@ class Step:
         self.plain = all(type(module) in PLAIN for module in modules)
         self.hooks = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
         self.weights = [module._parameters for module in modules]
-        self.seen: list = []  # where the weights were, and how often written, when last looked up
+        self.seen: list = []  # the threads, where each weight was and how often written, back then
 
     def __call__(self, tokens: Tensor, cache) -> Tensor:
         if not self.fits(tokens, cache):
             return self.model(tokens, cache, last_only=True)
-        now = [
-            (p.data_ptr(), p._version)
-            for own in self.weights
-            for p in own.values()
-            if p is not None
-        ]
+        now: list = [torch.get_num_threads()]  # the views depend on it too
+        for own in self.weights:
+            now += [(p.data_ptr(), p._version) for p in own.values() if p is not None]
         if now != self.seen:
             self.prepare()
             self.seen = now
@@ -76,7 +72,6 @@ class Step:
             and weight.is_cpu
             and weight.dtype == torch.float32
             and not weight.is_inference()
-            and torch.get_num_threads() > 1
             and not torch.is_grad_enabled()
             and not any(self.hooks)
         )
@@ -100,16 +95,21 @@ def norm(module: nn.LayerNorm) -> Rows:
 
 
 def float32(module: nn.Linear | nn.Embedding) -> Rows:
-    """The product with slices of the weight, which are views, as `product.linear` makes them."""
+    """The product of `product.linear`; the views that it takes of the weight are made once."""
     weight, bias = module.weight, getattr(module, "bias", None)
-    (n_out, n_in), parts = weight.shape, slices(len(weight), torch.get_num_threads())
-    slabs = weight.view(parts, -1, n_in).transpose(1, 2)  # (parts, in, out / parts)
-    cut = None if bias is None else bias.view(parts, 1, -1)
+    n_out, n_in = weight.shape
+    width = slice_width(1, n_out, torch.get_num_threads())
+    if not width:
+        return lambda x: (F.linear if len(x) == 1 else linear)(x, weight, bias)
+    if n_out % width:
+        return lambda x: linear(x, weight, bias)
+    slabs = weight.view(-1, width, n_in).transpose(1, 2)  # (slices, in, width)
+    cut = None if bias is None else bias.view(-1, 1, width)
 
     def rows(x: Tensor) -> Tensor:
         if len(x) > 1:
             return linear(x, weight, bias)
-        return product(x.expand(parts, 1, n_in), slabs, cut).view(1, 1, n_out)
+        return product(x.expand(len(slabs), 1, n_in), slabs, cut).view(1, 1, n_out)
 
     return rows
 

@@ -5,15 +5,16 @@ import copy
 import pytest
 import torch
 
-from kvlib import GPT2, GPT2Config, GrowingCache, StaticCache, decoders, generate
+from kvlib import GPT2, GPT2Config, GrowingCache, StaticCache, decoders, generate, product
 from kvlib.model import MLP
 from kvlib.step import Step
 
 CONFIG = GPT2Config(block_size=40, vocab_size=58, n_layer=2, n_head=4, n_embd=32)
 
 
-@pytest.fixture
-def model():
+@pytest.fixture(params=[False, True])
+def model(request, monkeypatch):
+    monkeypatch.setattr(product, "reads_in_place", lambda: request.param)  # either processor
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     model, random = GPT2(CONFIG).eval(), torch.Generator().manual_seed(1)
@@ -59,7 +60,7 @@ def test_a_first_token_and_one_after_padding(model):
 
 
 def test_it_steps_aside_for_the_model(model):
-    """Chunks, no cache, one thread, other dtypes: whatever the model does is done."""
+    """Chunks, no cache, gradients, other dtypes: whatever the model does is done."""
     step = Step(model)
     mine = StaticCache(CONFIG)
     assert not step.fits(prompt(3), mine)
@@ -69,8 +70,6 @@ def test_it_steps_aside_for_the_model(model):
     assert torch.equal(step(prompt(1), None), model(prompt(1), last_only=True))
     with torch.enable_grad():
         assert not step.fits(prompt(1), StaticCache(CONFIG))
-    torch.set_num_threads(1)
-    assert not step.fits(prompt(1), StaticCache(CONFIG))
 
 
 def test_weights_that_change_or_move_are_seen(model):
@@ -89,6 +88,20 @@ def test_weights_that_change_or_move_are_seen(model):
     model.double()
     wide = StaticCache(CONFIG, dtype=torch.float64)
     assert not step.fits(prompt(1), wide) and step(prompt(1), wide).dtype == torch.float64
+
+
+def test_threads_that_change_are_seen(model):
+    """The slices of the weights are one a thread, where they are cut for one row."""
+    step = Step(model)
+    step(prompt(1), StaticCache(CONFIG))
+    layers = step.layers
+    torch.set_num_threads(1)  # the fixture sets them as they were
+    mine, other = StaticCache(CONFIG), StaticCache(CONFIG)
+    assert torch.equal(step(prompt(1), mine), model(prompt(1), other, last_only=True))
+    assert step.layers is not layers
+    if torch.backends.quantized.engine in ("x86", "fbgemm"):
+        few = Step(model, "int8")(prompt(1), StaticCache(CONFIG))
+        assert not torch.equal(few, model(prompt(1), last_only=True)), "float32 by another name"
 
 
 def test_modules_that_someone_changed_are_called(model):
