@@ -28,7 +28,7 @@ pages: $(READY)  ## write the pages of the book that are made from code, noteboo
 figures: $(READY)  ## draw the pictures that the README and the book use
 	@for script in $(wildcard figures/*.py); do echo "$$script"; $(VENV)/python "$$script" || exit 1; done
 
-measure: $(READY)  ## measure this machine anew, at full length: the notebooks and a recording; an hour
+measure: $(READY)  ## measure this machine anew, at full length; about an hour on two quiet cores
 	$(VENV)/python -m kvlib bench --contexts 100,500,1000 --json figures/measured
 	$(VENV)/python benchmarks/peers.py --json figures/measured
 	$(VENV)/python tools/measured.py

@@ -1,8 +1,8 @@
 """The engines that benchmarks/peers.py compares. Run as a program it is one of them, at work.
 
 An engine is a function of (folder, threads, gguf) that loads the weights and returns
-run(prompts, new) -> the moments (the start, then each of `new` tokens, the prefill before the
-first) and the tokens of the first prompt. `prompts` is a list of lists of ids, all of one length.
+run(prompts, new) -> the seconds of each of `new` tokens, the prefill in the first, and the tokens
+of the first prompt. `prompts` is a list of lists of ids, all of one length.
 """
 
 import importlib.util
@@ -49,16 +49,8 @@ def loop(decoder):
     from kvlib import timing
 
     def run(prompts, new):
-        tokens, made, step = torch.tensor(prompts), [], timing.last_step(decoder)
-        with timing.undisturbed("cpu"):
-            moments = [time.perf_counter()]
-            state = decoder.start(len(prompts), len(prompts[0]) + new - 1)
-            for _ in range(new):
-                logits, state = step(tokens, state)
-                tokens = logits[:, -1:].argmax(-1)
-                made.append(int(tokens[0]))
-                moments.append(time.perf_counter())
-        return moments, made
+        seconds, made, _ = timing.generation(decoder, torch.tensor(prompts), new, "cpu")
+        return seconds, made[0].tolist()
 
     return run
 
@@ -111,7 +103,7 @@ def transformers_generate(folder, threads, gguf):
             stopping_criteria=[Stopwatch()],
             **how,
         )
-        return moments, made[0, tokens.shape[1] :].tolist()
+        return gaps(moments), made[0, tokens.shape[1] :].tolist()
 
     return run
 
@@ -144,7 +136,7 @@ def ctranslate2_as(compute_type):
                 include_prompt_in_result=False,
                 callback=note,
             )
-            return moments, results[0].sequences_ids[0]
+            return gaps(moments), results[0].sequences_ids[0]
 
         return run
 
@@ -174,16 +166,18 @@ def onnxruntime_float32(folder, threads, gguf):
             tokens = logits.numpy().argmax(-1)[:, None]
             made.append(int(tokens[0, 0]))
             moments.append(time.perf_counter())
-        return moments, made
+        return gaps(moments), made
 
     return run
 
 
 def llama_cpp(folder, threads, gguf):
+    import llama_cpp
     import numpy as np
-    from llama_cpp import Llama
 
-    model = Llama(gguf, n_ctx=1024, n_batch=512, n_threads=threads, verbose=False)
+    how = dict(n_threads=threads, n_threads_batch=threads)  # the second, of a prefill: else all
+    how |= dict(type_k=0, type_v=0)  # 0 is ggml's float32: else the cache is float16
+    model = llama_cpp.Llama(gguf, n_ctx=1024, n_batch=512, verbose=False, **how)
 
     def run(prompts, new):
         if len(prompts) > 1:
@@ -191,11 +185,12 @@ def llama_cpp(folder, threads, gguf):
         tokens, moments, made = prompts[0], [time.perf_counter()], []
         model.reset()
         for _ in range(new):
-            model.eval(tokens)
-            tokens = [int(np.argmax(model.scores[model.n_tokens - 1]))]
+            model.eval(tokens)  # model.scores stays empty, unless logits of all tokens are made
+            last = llama_cpp.llama_get_logits_ith(model.ctx, -1)
+            tokens = [int(np.ctypeslib.as_array(last, shape=(model.n_vocab(),)).argmax())]
             made += tokens
             moments.append(time.perf_counter())
-        return moments, made
+        return gaps(moments), made
 
     return run
 
@@ -213,8 +208,25 @@ ENGINES = {
 }
 
 
+def work(run, batch: int, length: int, new: int) -> dict:
+    """What `run` did with `batch` seeded prompts: "seconds" and "tokens", or the "error" raised."""
+    from kvlib.stopwatch import undisturbed
+
+    draw = random.Random(0)
+    prompts = [[draw.randrange(VOCABULARY) for _ in range(length)] for _ in range(batch)]
+    try:
+        with undisturbed("cpu"):
+            seconds, made = run(prompts, new)
+        if len(seconds) != new or len(made) != new:
+            raise RuntimeError(f"{len(made)} tokens, {len(seconds)} times, {new} asked for")
+    except Exception as error:  # whatever an engine raises, it may still do the next work
+        said = str(error).strip().splitlines() or [""]
+        return dict(error=f"{type(error).__name__}: {said[0]}")
+    return dict(seconds=seconds, tokens=made)
+
+
 def main() -> int:
-    """Load one engine, then answer each line of standard input with the seconds of each token."""
+    """Load one engine, then answer each line of standard input, a work, as `work` does."""
     import torch
 
     name, folder, threads, gguf = sys.argv[1:]
@@ -222,14 +234,7 @@ def main() -> int:
     run = ENGINES[name](folder, int(threads), gguf)
     print("answer true", flush=True)
     for line in sys.stdin:
-        batch, length, new = json.loads(line)
-        draw = random.Random(0)
-        prompts = [[draw.randrange(VOCABULARY) for _ in range(length)] for _ in range(batch)]
-        moments, made = run(prompts, new)
-        seconds = gaps(moments)
-        if len(seconds) != new or len(made) != new:
-            raise RuntimeError(f"{len(made)} tokens, {len(seconds)} times, {new} asked for")
-        print("answer " + json.dumps([seconds, made]), flush=True)
+        print("answer " + json.dumps(work(run, *json.loads(line))), flush=True)
     return 0
 
 

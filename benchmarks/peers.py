@@ -6,13 +6,14 @@
 Every engine reads the same weights (GPT-2 at full size, seeded random values), gets the same token
 ids and must produce one token a sequence at each step, greedily. Engines that are not installed are
 named and skipped. Each lives in a process of its own, so that no library's threads disturb another;
-only one works at a time, and each round runs all of them once.
+only one works at a time, and each round runs all of them once. Times are over the first engine's.
 
 llama.cpp reads GGUF files only: make one of the weights that `--keep DIR` leaves, with its own
 convert_hf_to_gguf.py, and name it with --gguf.
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import shutil
@@ -32,6 +33,11 @@ WORKS = {  # name -> batch, prompt, new tokens, and what is read off the seconds
     "batch 4": (4, 19, 20, "all"),
     "batch 16": (16, 19, 20, "all"),
     "batch 32": (32, 19, 20, "all"),
+}
+MEANS = {  # what is read off, in words
+    "first": "first token after a prompt of {prompt}",
+    "step": "median of {steps} decode steps after a prompt of {prompt}",
+    "all": "{new} tokens after each of {batch} prompts of {prompt}, prefill included",
 }
 READ = {
     "first": lambda seconds: seconds[0],
@@ -67,21 +73,35 @@ class Worker:
         raise RuntimeError(f"it ended with status {status}, saying: {said[-1]}")
 
     def run(self, batch: int, prompt: int, new: int) -> tuple[list[float], list[int]]:
-        """Seconds of each of `new` tokens, for `batch` prompts of `prompt`; the first's tokens."""
+        """Seconds of each of `new` tokens, for `batch` prompts of `prompt`; the first's tokens.
+
+        Raises RuntimeError where the engine fails at it, or its process has ended.
+        """
         assert self.process.stdin is not None
-        print(json.dumps([batch, prompt, new]), file=self.process.stdin, flush=True)
-        return self.answer()
+        with contextlib.suppress(BrokenPipeError):  # it has ended: `answer` says how
+            print(json.dumps([batch, prompt, new]), file=self.process.stdin, flush=True)
+        answer = self.answer()
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer["seconds"], answer["tokens"]
 
     def stop(self) -> None:
         """End the process and wait for it."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait()
+
+
+def meaning(work: str) -> str:
+    """What the seconds of `work` are, in words."""
+    batch, prompt, new, how = WORKS[work]
+    return MEANS[how].format(batch=batch, prompt=prompt, new=new, steps=new - 1)
 
 
 def start(names: list[str], folder: Path, threads: int, gguf: str):
     """Workers by engine, and for each engine without one, why."""
-    workers, absent = {}, {}
+    workers, absent = {}, {name: "not asked for" for name in ENGINES if name not in names}
     for name in names:
         why = missing(name, gguf)
         if why is None:
@@ -95,39 +115,51 @@ def start(names: list[str], folder: Path, threads: int, gguf: str):
     return workers, absent
 
 
-def measure(workers: dict[str, Worker], works: list[str], rounds: int) -> dict:
-    """Seconds by work, engine and round; what an engine cannot do is left out, and said.
+def measure(workers: dict[str, Worker], works: list[str], rounds: int) -> tuple[dict, list[dict]]:
+    """Seconds by work, engine and round; and what was left out: work, engine and why.
 
-    The warm-up's tokens are compared with the first engine's: where they part early, an engine does
-    other work than it should. Rounding, and int8, may part them where two logits are close.
+    An engine that fails is left out of that work. Where the first fails there is nothing to compare
+    with, and all are. The warm-up's tokens are compared with the first engine's: where they part
+    early, an engine does other work than it should. Rounding, and int8, may part them where two
+    logits are close.
     """
     found: dict = {}
+    failed: list[dict] = []
+    first = next(iter(workers))
     for work in works:
-        batch, prompt, new, how = WORKS[work]
+        *asked, how = WORKS[work]
         made: dict[str, list[int]] = {}
-        for name, worker in workers.items():
-            try:
-                made[name] = worker.run(batch, prompt, new)[1]
-            except RuntimeError as error:
-                print(f"{name} cannot do {work}: {error}", flush=True)
-        found[work] = {name: [] for name in made}
-        for _ in range(rounds):
-            for name in made:
-                seconds = workers[name].run(batch, prompt, new)[0]
-                found[work][name].append(READ[how](seconds))
-        right = next(iter(made.values()))
-        for name, seconds in found[work].items():
-            same = sum(a == b for a, b in zip(made[name], right, strict=True))
-            middle = 1e3 * statistics.median(seconds)
+        seconds: dict[str, list[float]] = {name: [] for name in workers}
+        for turn in range(1 + rounds):  # the first is the warm-up
+            for name in list(seconds):
+                try:
+                    each, tokens = workers[name].run(*asked)
+                except RuntimeError as error:
+                    del seconds[name]
+                    failed.append(dict(work=work, engine=name, why=str(error)))
+                    print(f"{name} cannot do {work}: {error}", flush=True)
+                    continue
+                made.setdefault(name, tokens)
+                seconds[name] += [READ[how](each)] if turn else []
+            if first not in seconds:
+                break
+        if first not in seconds:
+            print(f"{work} is left out, for all are compared with {first}", flush=True)
+            continue
+        found[work] = seconds
+        for name, taken in seconds.items():
+            same = sum(a == b for a, b in zip(made[name], made[first], strict=True))
+            middle = 1e3 * statistics.median(taken)
             print(
-                f"{work:<12} {name:<28} {middle:9.1f} ms, {same} of {new} tokens as the first's",
+                f"{work:<12} {name:<28} {middle:9.1f} ms, {same} of {len(made[first])} tokens "
+                "as the first's",
                 flush=True,
             )
-    return found
+    return found, failed
 
 
 def rows(found: dict) -> list[dict]:
-    """A row for each work and engine: its seconds, and its time over kvlib's, round by round."""
+    """A row for each work and engine: its seconds, and its time over the first engine's."""
     made = []
     for work, engines in found.items():
         first = next(iter(engines))
@@ -182,6 +214,9 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="leave the weights in this directory")
     parser.add_argument("--json", type=Path, help="write all samples there, or into a directory")
     args = parser.parse_args()
+    works = args.works.split(",")
+    if args.rounds < 1 or not set(works) <= set(WORKS):
+        parser.error(f"at least 1 round is needed, and of works there are {', '.join(WORKS)}")
     facts = machine.facts()
     threads = args.threads or facts["threads"]
     with tempfile.TemporaryDirectory() as temporary:
@@ -192,19 +227,22 @@ def main() -> int:
             if len(workers) < 2:
                 print("fewer than two engines: nothing to compare", file=sys.stderr)
                 return 1
-            made = rows(measure(workers, args.works.split(","), args.rounds))
+            found, failed = measure(workers, works, args.rounds)
         finally:
             for worker in workers.values():
                 worker.stop()
+    made = rows(found)
+    if not made:
+        print(f"{next(iter(workers))} failed at all: nothing to compare", file=sys.stderr)
+        return 1
     print(table(made))
     versions = {p: importlib.metadata.version(p) for n in workers for p in PACKAGES[n]}
-    recording = dict(kind="peers", machine=facts | dict(threads=threads, dtype="float32"))
-    recording |= dict(versions=versions, missing=absent, rounds=args.rounds, rows=made)
+    recording = dict(kind="peers", model=args.model)
+    recording |= dict(machine=facts | dict(threads=threads, dtype="float32"), versions=versions)
+    recording |= dict(works={work: meaning(work) for work in works}, missing=absent, failed=failed)
+    recording |= dict(rounds=args.rounds, rows=made)
     if args.json:
-        path = args.json
-        if not path.suffix:
-            path = path / f"{bench.machine_name(recording['machine'])}-peers.json"
-        print(f"samples: {bench.save(recording, path)}")
+        print(f"samples: {bench.save(recording, args.json)}")
     return 0
 
 

@@ -32,6 +32,8 @@ def add_arguments(parser) -> None:
     form = "in which a step reads the weights, on a CPU (default: float32)"
     add("--form", choices=list(FORMS), default="float32", help=form)
     add("--repeats", type=int, default=5, help="runs of each, taking turns (default: 5)")
+    longest = "leave out batches of which one run with no cache would take longer; 0: none"
+    add("--longest", type=float, default=40, metavar="S", help=f"{longest} (default: 40 s)")
     add("--device", default="cpu")
     add("--tf32", action="store_true", help="let CUDA round products to TF32")
     add("--json", type=Path, help="write all samples there; in a directory, under this machine")
@@ -63,12 +65,15 @@ class Bench:
         weights = args.weights or ("random" if args.model in PRESETS else "pretrained")
         self.model = load(args.model, weights=weights, device=args.device)
         self.weights = weights
+        directory = f"directory {Path(args.model).resolve().name}"  # a recording holds no paths
+        self.name = args.model if args.model in PRESETS else directory
         self.decoders = {
             name: decoders.from_kvlib(self.model, None if name == "none" else name, form=args.form)
             for name in args.cache
         }
         self.traces: dict[tuple[int, str], Trace] = {}
         self.steps: dict[str, dict[int, Samples]] = {}
+        self.left_out: list[dict] = []  # what was asked for and not measured, and why
 
     def refuse(self) -> list[str]:
         """Drop every batch that cannot fit in memory; one line for each, with the bytes."""
@@ -82,10 +87,11 @@ class Bench:
             if free is None or most <= free:
                 kept.append(batch)
                 continue
+            why = f"cache {needs[most]} needs at least {most:,} bytes and {free:,} are free"
             lines.append(
-                f"batch {batch} is refused: cache {needs[most]} needs at least {most:,} bytes and "
-                f"{free:,} are free; give a smaller --batch, --prompt or --new"
+                f"batch {batch} is refused: {why}; give a smaller --batch, --prompt or --new"
             )
+            self.left_out += [dict(cache=name, batch=batch, why=why) for name in args.cache]
         args.batch = kept
         return lines
 
@@ -100,7 +106,11 @@ class Bench:
                 for batch in args.batch:
                     bar.set_description(f"batch {batch}")
                     prompt = timing.prompts(some, batch, args.prompt)
-                    for found in timing.traces(self.decoders, prompt, args.new, **how):
+                    chosen = self.affordable(batch)
+                    bar.update(args.repeats * (len(self.decoders) - len(chosen)))
+                    if not chosen:
+                        continue
+                    for found in timing.traces(chosen, prompt, args.new, **how):
                         self.traces |= {(batch, name): trace for name, trace in found.items()}
                         bar.update()
                 bar.set_description("contexts")
@@ -113,23 +123,39 @@ class Bench:
             return False
         return True
 
+    def affordable(self, batch: int) -> dict[str, Any]:
+        """The decoders, without that of no cache where one run of `batch` would take too long.
+
+        The last batch that it ran tells how long: its work is proportional to the batch.
+        """
+        done = [size for size, name in self.traces if name == "none"]
+        if not done or not self.args.longest:
+            return self.decoders
+        would_take_s = self.traces[done[-1], "none"].end_to_end_s * batch / done[-1]
+        if would_take_s <= self.args.longest:
+            return self.decoders
+        why = f"a run would take about {would_take_s:.0f} s"
+        self.left_out.append(dict(cache="none", batch=batch, why=why))
+        return {name: decoder for name, decoder in self.decoders.items() if name != "none"}
+
     def recording(self) -> dict[str, Any]:
         """Everything measured, as plain values: the format of figures/measured/*.json."""
         first: Any = next(iter(self.traces.values()), None)
         first = first or next(iter(next(iter(self.steps.values())).values()))
         return dict(
             kvlib=__version__,
-            model=self.args.model if self.args.model in PRESETS else "a directory",
+            model=self.name,
             weights=self.weights,
             form=self.args.form,
             parameters=costs.parameters(self.model.config),
             machine=first.machine,
-            profiles=[dict(cache=name) | row.as_json() for (_, name), row in self.traces.items()],
+            profiles=[dict(cache=name) | values(row) for (_, name), row in self.traces.items()],
             steps=[
-                dict(cache=name, batch=1, context=context) | samples.as_json()
+                dict(cache=name, batch=1, context=context) | values(samples)
                 for name, found in self.steps.items()
                 for context, samples in sorted(found.items())
             ],
+            left_out=self.left_out,
         )
 
     def report(self) -> str:
@@ -138,6 +164,8 @@ class Bench:
         for name, found in self.steps.items():
             for context, samples in sorted(found.items()):
                 text.append(f"one step, batch 1, context {context}, cache {name}: {samples}")
+        for row in self.left_out:
+            text.append("cache {cache}, batch {batch}: not measured: {why}".format(**row))
         return "\n".join(text)
 
     def plot(self, folder: Path) -> list[Path]:
@@ -158,11 +186,16 @@ class Bench:
         return [folder / name for name in made]
 
 
+def values(found: Samples | Trace) -> dict[str, Any]:
+    """All of a measurement but the machine, which stands once in a recording."""
+    return {key: value for key, value in found.as_json().items() if key != "machine"}
+
+
 def needed_bytes(config: GPT2Config, cache: str, batch: int, tokens: int) -> int:
     """Bytes that a batch must have besides the weights, at the least, in float32.
 
-    The cache, the second copy of one layer's keys that a growing one makes, the logits of a step,
-    and the widest activation of one pass over the prompt: all tokens where nothing is cached.
+    The logits of a step; the cache, and the second copy of one layer's keys that a growing one
+    makes; or, where nothing is cached, the widest activation of one pass over all tokens.
     """
     logits = batch * config.vocab_size * 4
     if cache == "none":
@@ -186,14 +219,26 @@ def available_bytes(device: str) -> int | None:
 
 def machine_name(facts: dict) -> str:
     """A file name for a machine: its processor or card, and its threads."""
-    where = facts.get("device_name") or f"{facts['processor']} {facts['threads']} threads"
-    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", where.lower())).strip("-")
+    return slug(facts.get("device_name") or f"{facts['processor']} {facts['threads']} threads")
+
+
+def slug(text: str) -> str:
+    """`text` in small letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", text.lower())).strip("-")
+
+
+def file_name(recording: dict) -> str:
+    """A file name for a recording: its machine and kind, and what is not GPT-2 in plain float32."""
+    told = [recording.get("kind"), recording.get("model", "gpt2"), recording.get("form", "float32")]
+    told += ["tf32" if recording["machine"].get("tf32") else None]
+    parts = [slug(part) for part in told if part not in (None, "gpt2", "float32")]
+    return "-".join([machine_name(recording["machine"]), *parts]) + ".json"
 
 
 def save(recording: dict, path: Path) -> Path:
-    """The file that `recording` was written to: `path`, or one named after the machine in it."""
+    """The file that `recording` was written to: `path`, or in that directory its `file_name`."""
     if path.is_dir() or not path.suffix:
-        path = path / f"{machine_name(recording['machine'])}.json"
+        path = path / file_name(recording)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(recording, indent=1) + "\n")
     return path
@@ -213,8 +258,8 @@ def main(args) -> int:
     recording = bench.recording()
     facts = recording["machine"]
     where = facts.get("device_name", facts["processor"])
-    form = "" if args.form == "float32" else f", {args.form} in decode steps"
-    print(f"{args.model} ({bench.weights} weights{form}), {facts['dtype']} on {where}, ", end="")
+    print(f"{args.model} ({bench.weights} weights, decode steps read {args.form}), ", end="")
+    print(f"{facts['dtype']} on {where}, ", end="")
     print(
         f"{facts['threads']} threads, TF32 {'on' if args.tf32 else 'off'}, torch {facts['torch']}"
     )

@@ -68,7 +68,7 @@ def per_token(traces: Mapping[str, Trace]) -> Figure:
 def by_batch(traces: Mapping[tuple[int, str], Trace]) -> Figure:
     """The figure of TTFT, TPOT, throughput and cache bytes against batch: (batch, cache) -> Trace.
 
-    Both axes are logarithmic, so that a straight line at 45 degrees is proportional growth.
+    Both axes are logarithmic: what is proportional to the batch grows tenfold where it does.
     """
     figure, axes = plt.subplots(2, 2, figsize=(8.4, 6.2), sharex=True)
     panels = {

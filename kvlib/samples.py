@@ -25,12 +25,13 @@ class Samples:
         return quartiles(self.runs_s)
 
     def as_json(self) -> dict:
-        """Samples and their summary as plain values, without the machine."""
+        """Samples, their summary and the machine as plain values."""
         return dict(
             median_s=self.median_s,
             quartiles_s=self.quartiles_s,
             runs_s=self.runs_s,
             warmup=self.warmup,
+            machine=self.machine,
         )
 
     def __str__(self) -> str:
@@ -43,7 +44,8 @@ class Trace:
     """Seconds of every token of several generations, all of `batch` prompts of `prompt_tokens`.
 
     `runs_s` has a row a generation; its first entry is the prefill's token. `state_bytes` is what
-    the decoder keeps at the end: keys and values, or, without a cache, the token ids.
+    the decoder keeps at the end: keys and values, or, without a cache, the token ids. `warmup` is
+    how many short generations came before.
     """
 
     batch: int
@@ -51,6 +53,7 @@ class Trace:
     runs_s: tuple[tuple[float, ...], ...]
     state_bytes: int
     machine: dict
+    warmup: int = 0
 
     @property
     def new_tokens(self) -> int:
@@ -117,8 +120,8 @@ class Trace:
         return tuple(np.quantile(gaps, quantiles).tolist())
 
     def as_json(self) -> dict:
-        """Everything as plain values, without the machine."""
-        found = {key: value for key, value in asdict(self).items() if key != "machine"}
+        """Everything as plain values, the machine too."""
+        found = asdict(self)
         names = ["ttft_s", "end_to_end_s", "tokens_per_s"]
         if self.new_tokens > 1:
             names += ["tpot_s", "decode_tokens_per_s"]
@@ -138,8 +141,10 @@ def quartiles(values: Iterable[float]) -> tuple[float, float]:
 
 
 def ms(seconds: float) -> str:
-    """A time in milliseconds, with three digits or, from 100 ms on, whole ones."""
-    return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
+    """A time in milliseconds: whole ones from 100 on, else three digits, two below 1."""
+    value = 1e3 * seconds
+    places = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{places}f}" if value >= 0.1 else f"{value:.2g}"
 
 
 HEADINGS = {"batch": 7, "prompt": 7, "new": 6, "TTFT ms": 10, "TPOT ms": 9, "ITL p50": 9}

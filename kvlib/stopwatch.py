@@ -32,7 +32,8 @@ def measure(
     `device` is synchronised around every call: the name of a torch device, or any object with a
     method `synchronize`. Warm-up goes on until a call is no more than 5% faster than the fastest
     before it, to four times `warmup` at most; 0 is none. Gradients are off; `tf32` allows CUDA to
-    round the factors of a product to 11 bits.
+    round the factors of a product to 11 bits. The Samples' machine has as `dtype` what torch makes
+    new tensors of; what fn computes in is not known here.
 
     Raises ValueError where `repeats` is no positive integer or `warmup` is negative.
     """
@@ -91,9 +92,11 @@ def synchronize(device) -> None:
     if hasattr(device, "synchronize"):
         device.synchronize()
         return
-    kind = torch.device(device).type
-    if kind != "cpu":
-        getattr(torch, kind).synchronize()
+    device = torch.device(device)
+    if device.type == "mps":  # there is one, and the call takes no name
+        torch.mps.synchronize()
+    elif device.type != "cpu":
+        getattr(torch, device.type).synchronize(device)
 
 
 @contextlib.contextmanager
@@ -114,10 +117,13 @@ def undisturbed(device, tf32: bool = False) -> Iterator[None]:
 
 
 def facts_of(device) -> dict:
-    """The machine's facts; of a device that is not torch's, those of the CPU and its name."""
-    if hasattr(device, "synchronize"):
-        return machine.facts() | {"device": type(device).__name__}
-    return machine.facts(device)
+    """The machine's facts and torch's default number type, `dtype`; of a device that is not
+    torch's, those of the CPU and its name.
+    """
+    simulated = hasattr(device, "synchronize")
+    facts = machine.facts("cpu" if simulated else device)
+    facts["dtype"] = str(torch.get_default_dtype()).removeprefix("torch.")
+    return facts | {"device": type(device).__name__} if simulated else facts
 
 
 def check_counts(repeats: int, warmup: int) -> None:

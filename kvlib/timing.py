@@ -70,19 +70,19 @@ def traces(
     short = min(new_tokens, 3)
     done: dict[str, list] = {name: [] for name in decoders}
     held = dict.fromkeys(decoders, 0)
-    device = device_of(decoders)
+    device, (batch, length) = device_of(decoders), prompt.shape
     with undisturbed(device, tf32):
         facts = {name: conditions(decoder, device) for name, decoder in decoders.items()}
-        for decoder in decoders.values():
-            warm_up(functools.partial(warm_run, decoder, prompt, short, device), warmup)
+        warm = {
+            name: warm_up(functools.partial(warm_run, decoder, prompt, short, device), warmup)
+            for name, decoder in decoders.items()
+        }
         for _ in range(repeats):
             for name, decoder in decoders.items():
-                run, held[name] = generation(decoder, prompt, new_tokens, device)
+                run, _, held[name] = generation(decoder, prompt, new_tokens, device)
                 done[name].append(tuple(run))
                 yield {
-                    each: Trace(
-                        prompt.shape[0], prompt.shape[1], tuple(runs), held[each], facts[each]
-                    )
+                    each: Trace(batch, length, tuple(runs), held[each], facts[each], warm[each])
                     for each, runs in done.items()
                     if runs
                 }
@@ -126,8 +126,9 @@ def sweep(
 
     A step at context S reads one token and attends to S, its own included. Each decoder reads the
     longest context once, then is truncated from one context to the next; one that cannot be
-    truncated reads every context anew. Neither is timed, nor is the generation between contexts,
-    so a long one can be sampled where running it in full would take too long.
+    truncated reads every context anew. Our own caches read nothing: they are filled with random
+    rows, on whose values no speed depends. None of this is timed, nor is the generation between
+    contexts, so a long one can be sampled where running it in full would take too long.
     """
     how: dict[str, Any] = dict(batch=batch, repeats=repeats, warmup=warmup, seed=seed, tf32=tf32)
     for found in sweeps(decoders, contexts, **how):
@@ -215,9 +216,11 @@ def fill(cache: GrowingCache | StaticCache, tokens: int) -> None:
     cache.advance(tokens)
 
 
-def generation(decoder, prompt: Tensor, new_tokens: int, device) -> tuple[list[float], int]:
-    """Seconds of each new token of one greedy generation, and the bytes its state ends with."""
-    step, taken = last_step(decoder), []
+def generation(decoder, prompt: Tensor, new_tokens: int, device) -> tuple[list[float], Tensor, int]:
+    """Seconds of each new token of one greedy generation, the tokens (B, new_tokens), and the
+    bytes its state ends with.
+    """
+    step, taken, made = last_step(decoder), [], []
     synchronize(device)
     last = stopwatch.clock()
     state, tokens = decoder.start(prompt.shape[0], prompt.shape[1] + new_tokens - 1), prompt
@@ -228,7 +231,8 @@ def generation(decoder, prompt: Tensor, new_tokens: int, device) -> tuple[list[f
         now = stopwatch.clock()
         taken.append(now - last)
         last = now
-    return taken, sum(storage.nbytes() for storage in storages(state))
+        made.append(tokens)
+    return taken, torch.cat(made, 1), sum(storage.nbytes() for storage in storages(state))
 
 
 def warm_run(decoder, prompt: Tensor, new_tokens: int, device) -> float:

@@ -1,5 +1,6 @@
 """The bench command: its table, its files, what it refuses, and what an interrupt leaves."""
 
+import argparse
 import json
 import signal
 
@@ -49,6 +50,8 @@ def test_the_whole_command(tmp_path, capsys):
     assert {(row["cache"], row["context"]) for row in recording["steps"]} == {
         (cache, context) for cache in bench.CACHES for context in (5, 20)
     }
+    rows = recording["profiles"] + recording["steps"]
+    assert not [row for row in rows if "machine" in row], "it stands once for all"
     growing = next(row for row in recording["profiles"] if row["cache"] == "growing")
     assert growing["state_bytes"] == costs.cache_bytes(NANO, 6)
 
@@ -86,8 +89,32 @@ def test_a_batch_that_cannot_fit_is_refused_before_it_starts(capsys, monkeypatch
     printed = capsys.readouterr()
     assert f"batch 3 is refused: cache growing needs at least {3 * one:,} bytes" in printed.err
     assert f"{2 * one:,} are free" in printed.err
-    assert [line.split()[1] for line in printed.out.splitlines()[2:]] == ["1", "1"]
+    rows = [line for line in printed.out.splitlines() if line.startswith(("growing", "static"))]
+    assert [line.split()[1] for line in rows] == ["1", "1"]
+    assert "cache static, batch 3: not measured: cache growing needs" in printed.out
     assert command([*SHORT, "--batch", "3"]) == 2
+
+
+def test_a_batch_that_takes_too_long_with_no_cache_is_left_out_and_said(tmp_path, capsys):
+    asked = ["--batch", "1,2", "--cache", "none", "--longest", "1e-9", "--repeats", "1"]
+    assert command([*SHORT, *asked, "--json", str(tmp_path)]) == 0
+    assert "cache none, batch 2: not measured: a run would take about" in capsys.readouterr().out
+    recording = json.loads(next(tmp_path.glob("*-nano.json")).read_text())
+    assert [row["batch"] for row in recording["profiles"]] == [1]
+    assert [(row["cache"], row["batch"]) for row in recording["left_out"]] == [("none", 2)]
+    line = "Not measured: cache none at batch 2 (a run would take about"
+    assert line in measured.page([recording])
+
+
+def test_how_long_a_run_takes_is_told_by_the_last_batch():
+    asked = dict(model="nano", weights="random", device="cpu", form="float32", longest=40.0)
+    run = bench.Bench(argparse.Namespace(cache=["none", "static"], **asked))
+    run.traces = {(4, "none"): Trace(4, 1, ((5.0, 5.0),), 0, {})}
+    assert list(run.affordable(16)) == ["none", "static"], "10 s for 4, 40 s for 16"
+    assert list(run.affordable(17)) == ["static"]
+    assert run.left_out == [dict(cache="none", batch=17, why="a run would take about 42 s")]
+    run.args.longest = 0
+    assert list(run.affordable(1000)) == ["none", "static"]
 
 
 @pytest.mark.parametrize("cache", bench.CACHES)
@@ -132,6 +159,32 @@ def test_a_machine_has_a_plain_file_name():
     assert bench.machine_name(facts | {"device_name": "NVIDIA A40"}) == "nvidia-a40"
 
 
+def test_a_recording_of_another_model_form_or_kind_has_a_name_of_its_own(tmp_path):
+    """All of a machine had one, so an int8 run overwrote what had been recorded of float32."""
+    recording = dict(model="gpt2", form="float32", machine=dict(processor="Abacus", threads=2))
+    others = [dict(model="nano"), dict(form="int8"), dict(kind="peers")]
+    others += [dict(model="directory A b"), dict(kind="peers", model="nano")]
+    others += [dict(machine=recording["machine"] | {"tf32": True})]
+    names = [bench.save(recording | other, tmp_path).name for other in ({}, *others)]
+    assert names == [
+        "abacus-2-threads.json",
+        "abacus-2-threads-nano.json",
+        "abacus-2-threads-int8.json",
+        "abacus-2-threads-peers.json",
+        "abacus-2-threads-directory-a-b.json",
+        "abacus-2-threads-peers-nano.json",
+        "abacus-2-threads-tf32.json",
+    ]
+
+
+def test_one_new_token_is_recorded_and_shown(tmp_path):
+    asked = ["--batch", "1", "--repeats", "1", "--cache", "static", "--json", str(tmp_path)]
+    assert command([*SHORT, *asked, "--new", "1"]) == 0
+    recording = json.loads(next(tmp_path.glob("*.json")).read_text())
+    row = next(line for line in measured.bench(recording) if line.startswith("| static"))
+    assert row.split(" | ")[3:5] == ["-", "-"] and row.split(" | ")[6] == "-"
+
+
 @pytest.mark.parametrize("tokens", [2, 60])
 @pytest.mark.parametrize("names", [["none"], ["static", "someone's"], list(bench.CACHES)])
 def test_figures_at_their_extremes(tokens, names):
@@ -174,7 +227,9 @@ def test_the_page_shows_profiles_steps_and_peers(tmp_path, capsys):
     text = measured.page([recording, peers | dict(missing={"third": "not installed"})])
     assert text.count("\n## ") == 1, "one machine, one heading"
     assert "| static | 2 | " in text and "none / static" in text
-    assert "| other | 1.50 (1.25 to 2.00) |" in text and "third: not installed" in text
+    assert "decode steps read float32" in text
+    assert "decode steps read int8" in measured.page([recording | dict(form="int8")])
+    assert "| other | 1.50 (1.25 to 2.00) |" in text and "third (not installed)" in text
 
 
 def test_every_engine_is_named_with_what_it_needs(monkeypatch):

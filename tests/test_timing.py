@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from kvlib import GPT2, GPT2Config, decoders, machine, stopwatch, timing
+from kvlib import GPT2, GPT2Config, decoders, machine, samples, stopwatch, timing
 from kvlib.caches import StaticCache
 
 SMALL = GPT2Config(block_size=32, vocab_size=50, n_layer=2, n_head=2, n_embd=8)
@@ -62,8 +62,10 @@ def test_samples_are_kept_raw_with_median_quartiles_and_machine(clock):
     found = timing.measure(fn, repeats=5, warmup=3)
     assert found.runs_s == (1, 2, 30, 4, 5) and found.warmup == 3
     assert found.median_s == 4 and found.quartiles_s == (2, 5)
-    assert found.machine == machine.facts() | {"clock_mhz": found.machine["clock_mhz"]}
-    assert json.loads(json.dumps(found.as_json()))["runs_s"] == [1, 2, 30, 4, 5]
+    facts = {"clock_mhz": found.machine["clock_mhz"], "dtype": "float32"}
+    assert found.machine == machine.facts() | facts
+    written = json.loads(json.dumps(found.as_json()))
+    assert written["runs_s"] == [1, 2, 30, 4, 5] and written["machine"] == found.machine
 
 
 @pytest.mark.parametrize(
@@ -105,6 +107,29 @@ def test_the_device_is_synchronised_before_each_reading(clock):
     queue = Queue()
     assert timing.measure(queue.launch, device=queue).runs_s == (3.0,) * 5
     assert timing.measure(queue.launch, warmup=0).runs_s == (0.0,) * 5
+
+
+def test_it_is_the_device_asked_about_that_is_waited_for(monkeypatch):
+    """Without its number the current device was, and work on another was timed as done."""
+    seen = []
+    monkeypatch.setattr(torch.cuda, "synchronize", seen.append)
+    for name in ("cuda:1", "cpu", torch.device("cuda", 2)):
+        stopwatch.synchronize(name)
+    assert seen == [torch.device("cuda", 1), torch.device("cuda", 2)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_work_on_the_last_cuda_device_is_waited_for():
+    last = torch.device("cuda", torch.cuda.device_count() - 1)
+    with torch.cuda.device(last):
+        done = torch.cuda.Event()
+        torch.cuda._sleep(10**9)  # cycles, about half a second
+        done.record()
+    assert not done.query()
+    stopwatch.synchronize(last)
+    assert done.query()
+    found = timing.measure(lambda: torch.ones(1000, device=last).sum(), device=last)
+    assert found.machine["device"] == str(last) and "device_name" in found.machine
 
 
 def test_nothing_disturbs_and_all_is_put_back(clock):
@@ -152,7 +177,9 @@ def test_a_trace_has_every_token_and_the_definitions_of_the_field(clock):
     assert found.itl_s(0, 0.5, 1) == (3, 4, 5)
     assert found.tokens_per_s == 2 * 4 / 22 and found.decode_tokens_per_s == 2 * 3 / 12
     assert found.per_token_s == (10, 3, 4, 5)
-    assert json.loads(json.dumps(found.as_json()))["tpot_s"]["median"] == 4
+    written = json.loads(json.dumps(found.as_json()))
+    assert written["tpot_s"]["median"] == 4 and written["machine"] == found.machine
+    assert found.warmup == written["warmup"] == 2, "one more, to see that it brings nothing"
 
 
 def test_a_spike_moves_no_median(clock):
@@ -169,6 +196,20 @@ def test_one_token_has_a_ttft_and_no_tpot(clock):
     for ask in (lambda: found.tpot_s, lambda: found.itl_s(0.5)):
         with pytest.raises(ValueError, match="at least 2 new tokens"):
             ask()
+
+
+def test_a_generation_gives_its_tokens_too(clock):
+    decoder = Planted(clock, lambda *_: 2.0)
+    seconds, tokens, _ = timing.generation(decoder, prompt(2, 3), 4, "cpu")
+    assert seconds == [2.0] * 4 and torch.equal(tokens, torch.zeros(2, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.2345, "1,234"), (0.0301, "30.1"), (0.026, "26.0"), (9e-4, "0.90"), (2.14e-5, "0.021")],
+)
+def test_a_time_is_written_with_the_digits_that_count(seconds, text):
+    assert samples.ms(seconds) == text
 
 
 def test_generations_of_several_decoders_take_turns_and_may_be_stopped(clock):
