@@ -10,6 +10,7 @@ import io
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from .tokenizer import tokenizer
 
 PROMPT = "ROMEO.\nMy heart is heavy, and"
 MAX_TOKENS = 64  # rows that can still be read in one picture
-FRAME_MS, LAST_MS = 900, 3000
+FRAME_MS, HOLD = 900, 3  # the last frame stays as long as three
 DPI = 150  # sharp where a page shows it at 840 pixels
 
 
@@ -44,8 +45,8 @@ def animate(
     """The path of a moving picture of one head: a frame a token, of the prompt and `new` more.
 
     The new tokens are the model's likeliest. `out` ends in .gif, .html or .mp4 and decides the
-    format; `name` is what the picture calls the model; `progress` shows a bar where someone may
-    see it. The same arguments give the same bytes.
+    format; `name` is what the picture calls the model; `progress` shows a bar, in a terminal or a
+    notebook. The same arguments give the same bytes.
 
     Raises ValueError or IndexError, before the model runs, for a format, layer, head or length that
     cannot be drawn, and OSError where an .mp4 is asked for without ffmpeg.
@@ -102,7 +103,7 @@ def frames(
     run: look.Run, layer: int, head: int, title: str, progress: bool
 ) -> Iterator[Image.Image]:
     """The picture of each token, in order, with a progress bar if asked for."""
-    for step in tqdm(range(len(run.words)), unit="frame", disable=None if progress else True):
+    for step in tqdm(range(len(run.words)), unit="frame", disable=not progress):
         raw = io.BytesIO()
         with plt.style.context(STYLE):
             figure = cache_step(run, step, layer, head, title)
@@ -125,7 +126,7 @@ def write_gif(path: Path, pictures: Iterator[Image.Image], _: list[str]) -> None
     sheet = Image.new("P", (1, 1))
     sheet.putpalette([part for colour in palette() for part in colour])
     first, *rest = (one.quantize(palette=sheet, dither=Image.Dither.NONE) for one in pictures)
-    times = [FRAME_MS] * len(rest) + [LAST_MS]
+    times = [FRAME_MS] * len(rest) + [HOLD * FRAME_MS]
     first.save(path, save_all=True, append_images=rest, duration=times, loop=0, optimize=False)
 
 
@@ -153,9 +154,9 @@ def write_mp4(path: Path, pictures: Iterator[Image.Image], _: list[str]) -> None
     # Halved colours need even sides; one thread and no date make the same bytes each time.
     command += ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2,format=yuv420p", "-threads", "1"]
     command += ["-fflags", "+bitexact", "-flags:v", "+bitexact", "-movflags", "+faststart"]
-    done = subprocess.run(
-        [*command, str(path)], input=b"".join(png(p) for p in pictures), capture_output=True
-    )
+    shots = [png(picture) for picture in pictures]
+    shots += (HOLD - 1) * shots[-1:]
+    done = subprocess.run([*command, str(path)], input=b"".join(shots), capture_output=True)
     if done.returncode:
         raise OSError(f"ffmpeg could not write {path.name}: {done.stderr.decode().strip()}")
 
@@ -182,6 +183,7 @@ def main(args) -> int:
     writer(Path(args.out))  # refuse a bad name before a model is loaded
     model = load(args.model, weights=args.weights)
     how = dict(layer=args.layer, head=args.head, new=args.new, out=args.out)
-    path = animate(model, args.prompt, **how, name=Path(args.model).name)
+    watched = sys.stderr.isatty()  # no bar in a log
+    path = animate(model, args.prompt, **how, name=Path(args.model).name, progress=watched)
     print(f"{path}: {path.stat().st_size:,} bytes")
     return 0

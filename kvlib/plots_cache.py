@@ -16,7 +16,7 @@ from .plots.cache import FIRST, READ
 
 INK, QUIET, NEW = "#22262b", "#5b6470", COLOUR["recomputed"]
 MASKED, EMPTY = "#c9d0d8", "#f1f3f5"
-DWARFED = 4  # a first token with so many times the weight of any other dwarfs them
+DWARFED = 4  # a first token with more than so many times any other's weight dwarfs them
 LONGEST = 12  # letters of a label
 
 # Inches. The pictures of a run are compared, so nothing may move with the length of a label.
@@ -43,7 +43,7 @@ def number_scale(run: Run, layer: int, head: int) -> float:
 
 
 def dwarfed(weights: np.ndarray) -> bool:
-    """Whether the first of at least three tokens has 4 times the weight of any other."""
+    """Whether the first of at least three tokens has more than 4 times any other's weight."""
     return len(weights) > 2 and bool(weights[0] > DWARFED * weights[1:].max())
 
 
@@ -108,11 +108,13 @@ def mark_rows(ax: Axes, prompt: int, step: int, written: int) -> None:
     """Beside each cached row a W where this pass wrote it or an R where it was read; frame new."""
     first_new = 0 if step < prompt else step
     left, right = ax.get_xlim()
-    wide = 0.028 * (right - left)
+    wide = 0.048 * (right - left)
     for row in range(written):
-        colour = FIRST if row >= first_new else READ
-        mark = Rectangle((left - 1.6 * wide, row - 0.42), wide, 0.84, color=colour, clip_on=False)
+        letter, colour, ink = ("W", FIRST, "white") if row >= first_new else ("R", READ, INK)
+        mark = Rectangle((left - 1.25 * wide, row - 0.42), wide, 0.84, color=colour, clip_on=False)
         ax.add_patch(mark)
+        x = left - 0.75 * wide
+        ax.text(x, row, letter, color=ink, size=7.5, ha="center", va="center_baseline")
     frame = (left, first_new - 0.5), right - left, written - first_new
     ax.add_patch(Rectangle(*frame, fill=False, edgecolor=NEW, lw=1.8, clip_on=False, zorder=4))
 
@@ -192,8 +194,8 @@ def write_legend(figure: Figure, limit: float) -> None:
     ax.set_xticks([0, 127, 254], [f"≤ −{limit:.1f}", "0", f"≥ {limit:.1f}"], fontsize=9)
     ax.tick_params(axis="x", pad=2)
     marks = (
-        (BARS, FIRST, "written by this pass"),
-        (BARS, READ, "read from the cache"),
+        (BARS, FIRST, "W  written by this pass"),
+        (BARS, READ, "R  read from the cache"),
         (VALUES + 0.35, None, "frame: rows of this pass"),
         (VALUES + 0.35, None, "␣ space   ↵ line end"),
     )

@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -122,6 +124,7 @@ def test_a_first_token_dwarfs_only_others():
     assert not plots_cache.dwarfed(np.array([1.0]))
     assert not plots_cache.dwarfed(np.array([0.9, 0.1]))
     assert not plots_cache.dwarfed(np.array([0.6, 0.2, 0.2]))
+    assert not plots_cache.dwarfed(np.array([0.5, 0.125, 0.125]))  # four times is not more
     assert plots_cache.dwarfed(np.array([0.9, 0.05, 0.05]))
 
 
@@ -149,6 +152,15 @@ def test_prefill_and_decode_are_told_apart(run):
     assert "DECODE" in texts(plots_cache.cache_step(run, run.prompt, 0, 0))
 
 
+@pytest.mark.parametrize(("step", "letters"), [(0, "WW"), (1, "WW"), (2, "RRW")])
+def test_rows_read_and_written_are_told_apart_by_letters_too(nano, step, letters):
+    """They were coloured marks alone, which the docstring called letters."""
+    figure = plots_cache.cache_step(look.run(nano, encode("O Romeo"), 2), step, 0, 0)
+    marked = ["".join(text.get_text() for text in ax.texts) for ax in figure.axes]
+    assert [found for found in marked if set(found) <= set("RW") and found] == [letters] * 2
+    assert "W  written by this pass" in texts(figure) and "R  read from" in texts(figure)
+
+
 def test_a_gif_has_one_frame_a_token_and_the_same_bytes_twice(nano, tmp_path):
     first, again = (
         animate.animate(nano, "O Romeo", layer=0, head=5, new=2, out=tmp_path / name)
@@ -158,6 +170,7 @@ def test_a_gif_has_one_frame_a_token_and_the_same_bytes_twice(nano, tmp_path):
     with Image.open(first) as gif:
         frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(gif)]
         assert gif.info["loop"] == 0
+        assert gif.info["duration"] == animate.HOLD * animate.FRAME_MS  # the last one's
     assert len(frames) == 2 + encode("O Romeo").shape[1]
     assert len({frame.tobytes() for frame in frames}) == len(frames)
 
@@ -192,6 +205,23 @@ def test_an_mp4_without_ffmpeg_names_the_fix(nano, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(OSError, match="needs ffmpeg.*install it, or write .html"):
         animate.animate(nano, out=tmp_path / "a.mp4")
+
+
+def test_an_mp4_holds_its_last_frame_as_long_as_a_gif(tmp_path, monkeypatch):
+    """It was shown for 0.9 s, and in the GIF for 3 s."""
+    given = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **how: given.append(how) or Done())
+    colours = ("red", "green", "blue")
+    animate.write_mp4(tmp_path / "a.mp4", (Image.new("RGB", (2, 2), c) for c in colours), [])
+    shots = given[0]["input"].split(b"\x89PNG")[1:]
+    assert len(shots) == 2 + animate.HOLD and len(set(shots)) == 3
+    assert set(shots[2:]) == {shots[-1]}
+
+
+class Done:
+    """What `subprocess.run` returns where all went well."""
+
+    returncode = 0
 
 
 @pytest.mark.skipif(not shutil.which("ffmpeg"), reason="there is no ffmpeg on PATH")
@@ -229,6 +259,22 @@ def test_any_model_can_be_drawn(tmp_path):
     model = GPT2(GPT2Config(block_size=8, n_layer=1, n_head=1, n_embd=16)).eval()
     path = animate.animate(model, "one token", layer=0, head=0, new=0, out=tmp_path / "a.gif")
     assert path.stat().st_size > 0
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_bar_counts_the_frames_where_it_is_wanted(nano, tmp_path, capsys, progress):
+    """In a notebook, whose output is no terminal, none was shown."""
+    animate.animate(nano, "O", new=1, out=tmp_path / "a.gif", progress=progress)
+    told = capsys.readouterr().err
+    assert ("| 2/2 [" in told and "frame/s" in told) if progress else told == ""
+
+
+def test_the_command_shows_no_bar_in_a_log(tmp_path, capsys, monkeypatch):
+    command = ["animate", "--prompt", "O", "--new", "0", "--out", str(tmp_path / "a.gif")]
+    for seen in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda seen=seen: seen)
+        assert main(command) == 0
+        assert ("| 1/1 [" in capsys.readouterr().err) == seen
 
 
 def test_the_command_says_what_it_wrote_and_what_is_wrong(tmp_path, capsys):

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import api
 from browser import BOOK, DESK, PAGES, PHONE, START, Visit, served
 
 CHAPTERS = [page for page in PAGES if page.startswith("notebooks/")]
@@ -239,6 +240,19 @@ def test_every_internal_link_leads_somewhere(page):
         assert target.is_file(), f"{page} names {address}"
         if parts.fragment and target.suffix == ".html":
             assert unquote(parts.fragment) in links(target).ids, f"{page} names {address}"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_each_chapter_ends_with_links_to_the_functions_it_uses(browser, roots, chapter):
+    """The API page led to chapters, and no chapter led to the API page."""
+    opened = Visit(browser, roots["file"]).open(roots["file"] + chapter)
+    last = opened.page.locator("article section > section").last
+    assert last.locator("h2").inner_text().startswith("kvlib functions used here")
+    found = last.locator("a[href*='api.html#']").all_inner_texts()
+    used = api.functions(Path(chapter).with_suffix(".ipynb").name)
+    assert sorted(found) == sorted(name for names in used.values() for name in names) != []
+    assert last.locator("li").count() == len(used)
+    opened.context.close()
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

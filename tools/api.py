@@ -3,10 +3,12 @@
     python tools/api.py
 
 The source is parsed and not imported, so that the page is the same under every version of Python
-and torch. Each name also links to the places in the chapters that use it.
+and torch. Each name also links to the places in the chapters that use it; `functions` turns that
+round, and the book ends each chapter with it.
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +21,11 @@ from exercises import heading_link
 ROOT = Path(__file__).parent.parent
 PAGE, PACKAGE = ROOT / "book" / "api.md", ROOT / "kvlib"
 STOREYS = {
-    "Show: numbers in, pictures out": "explore plots plots_timing plots_cache animate exercise",
-    "Lab: examine any decoder": "parity bugs decoders timing memory allocator floor machine",
+    "Show: numbers in, pictures out": "explore explore_array plots plots_timing plots_cache animate"
+    " exercise",
+    "Lab: examine any decoder": "parity judge bugs decoders timing memory allocator floor machine",
     "Engine: run a model": "generate step graph levers weights tokenizer train corpus look",
-    "Model: arithmetic, cache and costs": "model caches config product costs shapes models",
+    "Model: arithmetic, cache and costs": "model caches config product costs shapes models bill",
 }
 PLUMBING = {"main", "add_arguments"}  # of the command line
 WIDEST = 88
@@ -43,24 +46,26 @@ def files(module: str) -> list[Path]:
 
 
 def definitions(module: str) -> Iterator[ast.FunctionDef | ast.ClassDef]:
-    """The public functions and classes that a module defines, or that a package lets out."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files(module)}
-    first = next(iter(trees.values()))
-    shown = None
-    if (PACKAGE / module).is_dir():
-        wanted = (n for n in first.body if isinstance(n, ast.Assign) and names(n) == ["__all__"])
-        shown = set(ast.literal_eval(next(wanted).value))
-    for tree in trees.values():
-        for node in tree.body:
-            if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name in PLUMBING:
-                continue
-            if ast.get_docstring(node) and (node.name in shown if shown else node.name[0] != "_"):
-                yield node
+    """The public functions and classes that a module or package defines, or lets out of another."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files(module)]
+    shown, package = let_out(trees[0]), (PACKAGE / module).is_dir()
+    for node in (node for tree in trees for node in tree.body):
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name in PLUMBING:
+            continue
+        if ast.get_docstring(node) and (node.name in shown if package else node.name[0] != "_"):
+            yield node
+    for node in trees[0].body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 1 and not package:
+            lent = {part.name for part in node.names} & shown
+            there = definitions(node.module) if lent else ()
+            yield from (other for other in there if other.name in lent)
 
 
-def names(assignment: ast.Assign) -> list[str]:
-    """The plain names that an assignment binds."""
-    return [target.id for target in assignment.targets if isinstance(target, ast.Name)]
+def let_out(tree: ast.Module) -> set[str]:
+    """The names in a module's `__all__`."""
+    lists = [node for node in tree.body if isinstance(node, ast.Assign | ast.AugAssign)]
+    lists = [node.value for node in lists if ast.unparse(node).startswith("__all__")]
+    return {name for found in lists for name in ast.literal_eval(found)}
 
 
 def parameters(node: ast.FunctionDef) -> list[str]:
@@ -125,46 +130,83 @@ def prose(docstring: str) -> str:
     return "`".join(parts)
 
 
+@functools.cache
 def uses() -> dict[str, list[tuple[str, str, str]]]:
     """`module.name` or `name` -> where chapters use it first: (notebook, its number, heading)."""
     found: dict[str, list[tuple[str, str, str]]] = {}
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = nbformat.read(path, as_version=4).cells
+        known = imported("\n".join(cell.source for cell in cells if cell.cell_type == "code"))
         heading, seen = "", set()
-        for cell in nbformat.read(path, as_version=4).cells:
+        for cell in cells:
             if cell.cell_type == "markdown":
                 heading = (re.findall(r"^##+ (.+)$", cell.source, re.M) or [heading])[-1]
             elif heading:
-                for name in called(cell.source) - seen:
+                for name in sorted(called(cell.source, known) - seen):
                     found.setdefault(name, []).append((path.name, path.stem[:2], heading))
                     seen.add(name)
     return found
 
 
-def called(source: str) -> set[str]:
-    """The names that a cell uses, plain and with what stands before their dot."""
+def imported(source: str) -> dict[str, str]:
+    """What a name stands for that is imported from kvlib: a module, `name` or `module.name`."""
+    known = {"kvlib": "kvlib"}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "kvlib":
+            for part in node.names:
+                known[part.asname or part.name] = inside(f"{node.module}.{part.name}")
+    return known
+
+
+def inside(name: str) -> str:
+    """A dotted name as seen from within kvlib."""
+    return name.removeprefix("kvlib.")
+
+
+def called(source: str, known: dict[str, str]) -> set[str]:
+    """The names of kvlib that a cell uses, among those that its notebook imports."""
     tree = ast.walk(ast.parse(source))
-    nodes = [n for n in tree if isinstance(n, ast.Name | ast.Attribute)]
-    plain = {n.id for n in nodes if isinstance(n, ast.Name)}
-    dotted = {ast.unparse(n) for n in nodes if isinstance(n, ast.Attribute)}
-    return plain | dotted
+    names = (ast.unparse(node) for node in tree if isinstance(node, ast.Name | ast.Attribute))
+    parts = (name.partition(".") for name in names)
+    return {inside(known[first] + dot + rest) for first, dot, rest in parts if first in known}
 
 
-def places(module: str, name: str, used: dict) -> str:
-    """A sentence of links to where the chapters use a name; nothing where none does."""
-    found = used.get(f"{module}.{name}", [])
+def places(module: str, name: str) -> list[tuple[str, str, str]]:
+    """Where the chapters use a name of a module first: (notebook, its number, heading)."""
+    found = uses().get(f"{module}.{name}", [])
     if kvlib.NAMES.get(name) == module:
-        found = found + used.get(name, [])
+        found = found + uses().get(name, [])
+    return list(dict.fromkeys(found))
+
+
+def used_in(module: str, name: str) -> str:
+    """A sentence of links to where the chapters use a name; nothing where none does."""
     links = [
         heading_link(f"{number}, {title}", notebook, title)
-        for notebook, number, title in dict.fromkeys(found)
+        for notebook, number, title in places(module, name)
     ]
     return f"Used in {'; '.join(links)}." if links else ""
 
 
+def titled(module: str, name: str) -> str:
+    """The heading of a name on the page."""
+    return f"{'kvlib' if kvlib.NAMES.get(name) == module else module}.{name}"
+
+
+def functions(notebook: str) -> dict[str, list[str]]:
+    """Heading of a chapter -> the names on the page that it is the first of the chapter to use."""
+    found: dict[str, list[str]] = {}
+    for module in " ".join(STOREYS.values()).split():
+        for node in definitions(module):
+            first = next((at[2] for at in places(module, node.name) if at[0] == notebook), None)
+            if first:
+                found.setdefault(first, []).append(titled(module, node.name))
+    return found
+
+
 def entry(module: str, node: ast.FunctionDef | ast.ClassDef, where: str) -> list[str]:
     """The lines of a name that readers meet: heading, signature, docstring, methods, chapters."""
-    top = kvlib.NAMES.get(node.name) == module
-    lines = [f"#### {'kvlib' if top else module}.{node.name}", ""]
+    lines = [f"#### {titled(module, node.name)}", ""]
     lines += ["```python", signature(node), "```", "", prose(ast.get_docstring(node) or ""), ""]
     if isinstance(node, ast.ClassDef):
         lines += [*methods(node), ""]
@@ -177,12 +219,12 @@ def part(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
     return [f"`{' '.join(signature(node).split())}`", f": {about}", ""]
 
 
-def module_lines(module: str, used: dict) -> list[str]:
+def module_lines(module: str) -> list[str]:
     """The lines of one module: what it is for, what readers meet, and what that is made of."""
     about = ast.get_docstring(ast.parse(files(module)[0].read_text(encoding="utf-8")))
     lines, parts = [f"### {module}", "", prose(about or ""), ""], []
     for node in definitions(module):
-        where = places(module, node.name, used)
+        where = used_in(module, node.name)
         if where or kvlib.NAMES.get(node.name) == module:
             lines += entry(module, node, where)
         else:
@@ -194,12 +236,11 @@ def module_lines(module: str, used: dict) -> list[str]:
 
 def page() -> str:
     """The page, in Markdown."""
-    used, lines = uses(), [HEAD]
+    lines = [HEAD]
     for storey, modules in STOREYS.items():
-        there = [module for module in modules.split() if files(module)[0].exists()]
         lines += [f"## {storey}", ""]
-        for module in there:
-            lines += module_lines(module, used)
+        for module in modules.split():
+            lines += module_lines(module)
     text = "\n".join(line.rstrip() for line in "\n".join(lines).splitlines())
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 

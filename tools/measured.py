@@ -10,25 +10,23 @@ import json
 import sys
 from pathlib import Path
 
+from kvlib.samples import ms
+
 ROOT = Path(__file__).parent.parent
 RECORDINGS, PAGE = ROOT / "figures" / "measured", ROOT / "book" / "measured.md"
 README, BEGIN, END = ROOT / "README.md", "<!-- measured -->", "<!-- /measured -->"
+BRIEF = ("TTFT 512", "step at 500", "batch 4", "batch 32")  # works that the README shows
 PUBLISHED = ["A40 GPU, published", "1,000", "29.69 ms", "4.95 ms", "6.0", ""]
 HEAD = """# Measured machines
 
 Every machine that was recorded, generated from `figures/measured/*.json`, which hold each single
-sample. Times are medians of interleaved runs in float32, with quartiles in parentheses; chapter 05
-defines TTFT, TPOT and throughput and says how they are measured. `make measure` adds your machine.
+sample. Times are medians of interleaved runs, with quartiles in parentheses; the arithmetic is that
+of the line that names the machine, except where int8 is named. Chapter 05 defines TTFT, TPOT and
+throughput and says how they are measured. `make measure` adds your machine.
 
 Published for GPT-2 on an A40 GPU, float32, batch 1, for comparison: 29.69 ms for an uncached step
 at context 1000 and 4.95 ms for a cached one (6.0 times); 14.66 s and 5.03 s for 1,016 tokens.
 """
-
-
-def ms(seconds: float) -> str:
-    """Milliseconds with three digits that count."""
-    value = 1e3 * seconds
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def spread(found: dict) -> str:
@@ -51,31 +49,44 @@ def facts_line(recording: dict) -> str:
     text = f"{where}, {facts['threads']} threads of {facts['cores']} cores"
     text += f", {memory / 2**30:.0f} GiB of memory" if memory else ""
     text += f", SIMD {facts['simd']}" if facts["device"] == "cpu" else ""
-    return text + f", Python {facts['python']}, torch {facts['torch']}, {facts['dtype']}."
+    text += f", Python {facts['python']}, torch {facts['torch']}, {facts['dtype']}"
+    return text + (", products in TF32." if facts.get("tf32") else ".")
+
+
+def profile_row(row: dict) -> list[str]:
+    """A row of the table by batch and cache; one new token has no decode steps to tell of."""
+    decoded = "tpot_s" in row
+    return [
+        row["cache"],
+        f"{row['batch']}",
+        spread(row["ttft_s"]),
+        spread(row["tpot_s"]) if decoded else "-",
+        ms(row["itl_s"]["p99"]) if decoded else "-",
+        f"{row['tokens_per_s']['median']:.1f}",
+        f"{row['decode_tokens_per_s']['median']:.1f}" if decoded else "-",
+        f"{row['state_bytes']:,}",
+    ]
+
+
+def not_measured(names: dict[str, list[str]]) -> list[str]:
+    """The line that says what was not measured: reason -> names."""
+    told = "; ".join(f"{', '.join(those)} ({why})" for why, those in names.items())
+    return ["", f"Not measured: {told}."] if told else []
 
 
 def bench(recording: dict) -> list[str]:
     """The lines for a recording of `python -m kvlib bench`."""
     shape = {(row["prompt_tokens"], row["new_tokens"]) for row in recording["profiles"]}
-    lines = [f"{recording['model']}, {recording['weights']} weights, by batch and cache"]
+    lines = [f"{recording['model']}, {recording['weights']} weights, decode steps read "]
+    lines[0] += f"{recording['form']}; by batch and cache"
     lines[0] += "".join(f"; prompts of {prompt}, {new} new tokens" for prompt, new in shape) + "."
     headings = ["cache", "batch", "TTFT, ms", "TPOT, ms", "ITL p99, ms", "tokens/s", "decode only"]
-    lines += table(
-        [*headings, "bytes kept"],
-        [
-            [
-                row["cache"],
-                f"{row['batch']}",
-                spread(row["ttft_s"]),
-                spread(row["tpot_s"]),
-                ms(row["itl_s"]["p99"]),
-                f"{row['tokens_per_s']['median']:.1f}",
-                f"{row['decode_tokens_per_s']['median']:.1f}",
-                f"{row['state_bytes']:,}",
-            ]
-            for row in recording["profiles"]
-        ],
-    )
+    lines += table([*headings, "bytes kept"], [profile_row(row) for row in recording["profiles"]])
+    left_out: dict[str, list[str]] = {}
+    for row in recording.get("left_out", []):
+        name = f"cache {row['cache']} at batch {row['batch']}"
+        left_out.setdefault(row["why"], []).append(name)
+    lines += not_measured(left_out)
     steps = {(row["context"], row["cache"]): row for row in recording["steps"]}
     names = list(dict.fromkeys(row["cache"] for row in recording["steps"]))
     if not steps:
@@ -94,12 +105,30 @@ def bench(recording: dict) -> list[str]:
 
 
 def peers(recording: dict) -> list[str]:
-    """The lines for a recording of `benchmarks/peers.py`: each engine's time over kvlib's."""
-    lines = ["The same work by other programs, each in a process of its own, taking turns:"]
-    lines[0] += f" time over kvlib's, median of {recording['rounds']} rounds (least to most)."
+    """The lines for a recording of `benchmarks/peers.py`: each engine's time over the first's."""
+    first, model = recording["rows"][0]["engine"], recording.get("model", "gpt2")
+    lines = [f"The same work, {model}, by several engines, each in a process of its own, "]
+    lines[0] += f"taking turns: time over that of {first}, below 1 where faster, median of "
+    lines[0] += f"{recording['rounds']} rounds (least to most)."
+    works = "; ".join(f"{work}: {means}" for work, means in recording.get("works", {}).items())
+    lines += ["", f"{works}."] if works else []
     lines += by_engine(recording, "{ratio:.2f} ({least:.2f} to {most:.2f})")
-    missing = "; ".join(f"{name}: {why}" for name, why in recording["missing"].items())
-    return lines + (["", f"Not measured: {missing}."] if missing else [])
+    left_out: dict[str, list[str]] = {}
+    for engine, why in recording["missing"].items():
+        left_out.setdefault(why, []).append(engine)
+    for row in recording.get("failed", []):
+        left_out.setdefault(row["why"], []).append(f"{row['engine']} at {row['work']}")
+    return lines + not_measured(left_out)
+
+
+def brief(recording: dict) -> list[str]:
+    """The README's lines for the same: the works in BRIEF, and where the others are."""
+    first = recording["rows"][0]["engine"]
+    told = [row for row in recording["rows"] if row["work"] in BRIEF and row["engine"] != first]
+    line = f"Other engines at the same work on {place(recording)}: time over that of {first}, below"
+    line += f" 1 where faster, median of {recording['rounds']} rounds (least-most). [Measured "
+    line += "machines](book/measured.md) says what each work is, and has more of them."
+    return [line, *by_engine(dict(rows=told), "{ratio:.2f} ({least:.2f}-{most:.2f})")]
 
 
 def by_engine(recording: dict, cell: str) -> list[str]:
@@ -144,39 +173,42 @@ def page(recordings: list[dict]) -> str:
 
 
 def front(recordings: list[dict]) -> str:
-    """The README's table: on each machine, a step of GPT-2 at its longest context, two ways."""
-    rows = [PUBLISHED]
+    """The README's table: on each machine, a float32 step of GPT-2 at its longest context, two
+    ways; then the tables of other engines.
+    """
+    rows, lines = [PUBLISHED], []
     for recording in recordings:
-        if "kind" in recording or recording["model"] != "gpt2":
-            continue
-        steps = {(row["context"], row["cache"]): row["median_s"] for row in recording["steps"]}
-        both = [c for c, cache in steps if cache == "none" and (c, "static") in steps]
-        if not both:
-            continue
-        context, facts = max(both), recording["machine"]
-        none, static = steps[context, "none"], steps[context, "static"]
-        best = max(
-            (row["tokens_per_s"]["median"], row["batch"])
-            for row in recording["profiles"]
-            if row["cache"] == "static"
-        )
-        where = f"{facts.get('device_name', facts['processor'])}, {facts['threads']} threads"
-        cells = [f"{context:,}", f"{ms(none)} ms", f"{ms(static)} ms", f"{none / static:.1f}"]
-        rows.append([where, *cells, f"{best[0]:.0f} at batch {best[1]}"])
+        plain = recording.get("model", "gpt2") == "gpt2"
+        plain = plain and recording.get("form", "float32") == "float32"
+        if "kind" not in recording and plain:
+            rows += step_row(recording)
+        elif recording.get("kind") == "peers" and plain:
+            lines += ["", *brief(recording)]
     headings = ["machine", "context", "uncached step", "cached step", "times faster", "tokens/s"]
-    lines = table(headings, rows)
-    for recording in recordings:
-        if recording.get("kind") == "peers":
-            lines += others(recording)
-    return "\n".join(lines)
+    return "\n".join(table(headings, rows) + lines)
 
 
-def others(recording: dict) -> list[str]:
-    """The README's lines on other engines: their median time over kvlib's, for each work."""
+def step_row(recording: dict) -> list[list[str]]:
+    """The row of the README's table for one machine; none where the two ways were not timed."""
+    steps = {(row["context"], row["cache"]): row["median_s"] for row in recording["steps"]}
+    both = [c for c, cache in steps if cache == "none" and (c, "static") in steps]
+    if not both:
+        return []
+    none, static = steps[max(both), "none"], steps[max(both), "static"]
+    rates = [
+        (row["tokens_per_s"]["median"], row["batch"])
+        for row in recording["profiles"]
+        if row["cache"] == "static"
+    ]
+    best = "{:.0f} at batch {}".format(*max(rates)) if rates else ""
+    times = [f"{ms(none)} ms", f"{ms(static)} ms", f"{none / static:.1f}"]
+    return [[place(recording), f"{max(both):,}", *times, best]]
+
+
+def place(recording: dict) -> str:
+    """The machine's name and threads."""
     facts = recording["machine"]
-    where = f"{facts['processor']}, {facts['threads']} threads"
-    text = f"Other engines at the same work on {where}: time over kvlib's, below 1 where faster."
-    return ["", text, *by_engine(recording, "{ratio:.2f}")]
+    return f"{facts.get('device_name', facts['processor'])}, {facts['threads']} threads"
 
 
 def renewed(readme: str, recordings: list[dict]) -> str:

@@ -1,5 +1,6 @@
 """What the book needs from Sphinx beside its extensions: JupyterLab's heading anchors, sharp
-figures, a description for every page, and HTML that follows the rules for readers of all abilities.
+figures, links from chapters to the functions they use, a description for every page, and HTML that
+follows the rules for readers of all abilities.
 """
 
 import html
@@ -7,14 +8,18 @@ import posixpath
 import re
 from pathlib import Path
 
+import nbformat
 from docutils import nodes
 from PIL import Image
+
+import api
 
 LONGEST = 200  # characters of a page's description; search engines show no more
 SUBJECT = (
     "A course in Jupyter notebooks on the key-value cache of language models: built, proved equal "
     "to recomputation, and measured beside predictions made by arithmetic."
 )
+USED = "kvlib functions used here"
 CARD, CARD_SIZE = "_static/social.png", (1200, 630)
 CARD_ALT = (
     "The KV Cache, Measured, beside a heat map of the keys a small GPT-2 keeps, a row a token"
@@ -27,6 +32,34 @@ def anchor(title: str) -> str:
     `[the figure](#The-figure)` then leads to the heading "The figure" in both places.
     """
     return title.replace(" ", "-")
+
+
+def append_functions(app, docname: str, source: list[str]) -> None:
+    """End a chapter with the functions of kvlib that it uses, each with a link to the API page.
+
+    The notebook itself stays as it is: in JupyterLab a function's help is a key away.
+    """
+    if docname.startswith("notebooks/"):
+        notebook = nbformat.reads(source[0], as_version=4)
+        text = functions_used(f"{posixpath.basename(docname)}.ipynb", notebook)
+        notebook.cells.append(nbformat.v4.new_markdown_cell(text, id="functions-used"))
+        source[0] = nbformat.writes(notebook)
+
+
+def functions_used(name: str, notebook) -> str:
+    """A section in Markdown: the functions that a chapter uses, by the heading they first serve."""
+    told = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    found = api.functions(name)
+    lines = [
+        f"## {USED}",
+        "",
+        "Each where the chapter uses it first, with a link to what it does.",
+    ]
+    for heading in dict.fromkeys(re.findall(r"^##+ (.+)$", told, re.M)):
+        if heading in found:
+            links = [f"[`{title}`](../book/api.md#{anchor(title)})" for title in found[heading]]
+            lines += ["", f"- [{heading}](#{anchor(heading)}): {', '.join(links)}"]
+    return "\n".join(lines)
 
 
 def halve_figures(app, doctree) -> None:
@@ -106,6 +139,7 @@ def drop_unused_mathjax(app, pagename: str, templatename: str, context: dict, do
 
 def setup(app) -> dict:
     """Register the above with Sphinx."""
+    app.connect("source-read", append_functions)
     app.connect("doctree-read", halve_figures)
     for change in (name_page, mend_body, drop_unused_mathjax):
         app.connect("html-page-context", change, priority=900)  # after Sphinx's own
