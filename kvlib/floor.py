@@ -7,8 +7,9 @@ each of these takes at the least is predicted from speeds that are measured apar
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,14 +94,23 @@ def at_width(config: GPT2Config, width: int) -> GPT2:
     return GPT2(replace(config, n_embd=width)).eval()
 
 
+def matrices(config: GPT2Config) -> list[int]:
+    """How many numbers each matrix holds that a step of `config` reads, the head last."""
+    square = config.n_embd**2
+    layer = [3 * square, square, 4 * square, 4 * square]  # c_attn, c_proj, c_fc, c_proj
+    return layer * config.n_layer + [config.vocab_size * config.n_embd]
+
+
 def probes(device="cpu") -> dict[str, tuple[Callable, float]]:
     """What measures each field of Speeds: a call, and how many bytes, FLOPs or layers it does.
 
-    Sums over 400 MB, on a CPU in pieces of 8 MB, about a matrix each; a product of two squares;
-    single queries over 100 MB of keys and values; and a step of a model with no work.
+    Sums over 494 MB, on a CPU in pieces as large as GPT-2's matrices, as `reader` finds them; a
+    product of two squares; single queries over 100 MB of keys and values; and a step of a model
+    with no work.
     """
-    size, pieces = (1536, 50) if torch.device(device).type == "cpu" else (8192, 1)
-    numbers = torch.ones(pieces, 100_000_000 // pieces, device=device)
+    cpu = torch.device(device).type == "cpu"
+    sizes, size = matrices(GPT2Config.preset("gpt2")), 1536 if cpu else 8192
+    pieces = [torch.ones(n, device=device) for n in (sizes if cpu else [sum(sizes)])]
     square = torch.randn(size, size, device=device)
     query = torch.randn(16, 12, 1, 64, device=device)
     rows = torch.randn(2, 16, 12, 1024, 64, device=device)
@@ -109,10 +119,11 @@ def probes(device="cpu") -> dict[str, tuple[Callable, float]]:
 
     def step():
         cache.truncate(0)
-        model(token, cache, last_only=True)
+        with torch.inference_mode():  # as every decoder steps; its calls are the cheaper ones
+            return model(token, cache, last_only=True)
 
     return {
-        "read": (lambda: [piece.sum() for piece in numbers], numbers.nbytes),
+        "read": (lambda: [piece.sum() for piece in pieces], 4 * sum(sizes)),
         "product": (lambda: square @ square, 2 * size**3),
         "attention": (lambda: F.scaled_dot_product_attention(query, *rows), rows.nbytes),
         "dispatch_s": (step, model.config.n_layer),
@@ -127,6 +138,59 @@ def measure_speeds(device="cpu", *, repeats: int = 9) -> Speeds:
     rates = {name: amount / seconds[name] for name, (_, amount) in calls.items()}
     rates["dispatch_s"] = 1 / rates["dispatch_s"]
     return Speeds(**rates, ahead=torch.device(device).type != "cpu")
+
+
+def beside(predicted: Mapping[tuple, float], measured: Mapping[tuple, float]) -> str:
+    """A line for each step by (width, batch, context): ms predicted, ms measured, their ratio."""
+    lines = [f"{'width':>5}{'batch':>7}{'context':>9}{'predicted':>11}{'measured, ms':>14}   ratio"]
+    for (width, batch, context), seconds in measured.items():
+        foreseen = predicted[width, batch, context]
+        lines.append(
+            f"{width:>5}{batch:>7}{context:>9}{1e3 * foreseen:>11.1f}{1e3 * seconds:>14.1f}"
+        )
+        lines[-1] += f"{seconds / foreseen:>8.2f}"
+    return "\n".join(lines)
+
+
+def boundaries(times: Mapping[tuple[int, int, int], float]) -> dict[str, float]:
+    """Where another part takes over, read off the seconds of steps by (width, batch, context).
+
+    From launch to work: at the width where a step takes twice as long as the narrowest, which is
+    nothing but calls. From weights or arithmetic to the cache: where a step has grown, since the
+    shortest context, by as much as its work took there; by context in the largest batch, and by
+    batch at the longest context. Straight lines join the steps; inf where they do not get there.
+    """
+    narrow = min(times)
+    widths = sorted(w for w, *rest in times if rest == [*narrow[1:]])
+    wide = {(b, c): seconds for (w, b, c), seconds in times.items() if w == widths[-1]}
+    (_, first), (most, last) = min(wide), max(wide)
+
+    def cache_over_work(batch: int, context: int) -> float:
+        begun = wide[batch, first]
+        return (wide[batch, context] - begun) / (begun - times[narrow])
+
+    contexts = sorted(c for b, c in wide if b == most)
+    batches = sorted(b for b, c in wide if c == last)
+    grown = [times[w, *narrow[1:]] / times[narrow] for w in widths]
+    return {
+        "from launch to work, by width": crossing(widths, grown, 2),
+        f"to the cache, by context at batch {most}": crossing(
+            contexts, [cache_over_work(most, c) for c in contexts], 1
+        ),
+        f"to the cache, by batch at context {last}": crossing(
+            batches, [cache_over_work(b, last) for b in batches], 1
+        ),
+    }
+
+
+def crossing(xs: Sequence[float], values: Sequence[float], level: float) -> float:
+    """The x at which `values`, joined by straight lines, first reach `level`; else inf."""
+    if values[0] >= level:
+        return xs[0]
+    for (x, value), (next_x, next_value) in pairwise(zip(xs, values, strict=True)):
+        if next_value >= level:
+            return x + (next_x - x) * (level - value) / (next_value - value)
+    return float("inf")
 
 
 class Operator(NamedTuple):
@@ -162,6 +226,22 @@ def called(found, steps: int = 3) -> float:
     return sum(event.cpu_parent is None for event in found.events()) / steps
 
 
+def watched_s(found, steps: int = 3) -> float:
+    """Seconds of one step as the profiler saw it: operators, and the gaps between them."""
+    ranges = [event.time_range for event in found.events()]
+    return 1e-6 * (max(r.end for r in ranges) - min(r.start for r in ranges)) / steps
+
+
+def kinds(rows: Iterable[Operator]) -> dict[str, float]:
+    """Seconds of one step in its "products", its "attention" and its "other operators"."""
+    found = {"products": 0.0, "attention": 0.0, "other operators": 0.0}
+    for name, _, self_s in rows:
+        product = "linear" in name or name.endswith(("mm", "mm_", "mv"))
+        kind = "attention" if "attention" in name else "other operators"
+        found["products" if product else kind] += self_s
+    return found
+
+
 def timeline(found) -> list[dict]:
     """The events of a profile as `export_chrome_trace` writes them for a browser."""
     with tempfile.TemporaryDirectory() as folder:
@@ -184,6 +264,22 @@ def on_threads(threads: int, fn: Callable) -> Callable:
     return call
 
 
+def cores_used(speeds: Mapping[tuple[str, int], float], threads: int) -> str:
+    """A sentence on the cores that one row's product uses.
+
+    `speeds` has those of "F.linear" and of a "plain read", each with 1 and with `threads` threads.
+    """
+    if threads == 1:
+        return "torch has one thread here, so no core can stand idle"
+    product, read = (speeds[n, threads] / speeds[n, 1] for n in ("F.linear", "plain read"))
+    told = f"{threads} threads make F.linear {product:.2f} times as fast, a plain read {read:.2f}: "
+    if read < 1.15:
+        return told + "one core draws all that this memory gives"
+    if product < (1 + read) / 2:
+        return told + "one row keeps one core busy, and the others stand idle"
+    return told + "here one row keeps the other cores busy too"
+
+
 def recordings(folder: str | Path, kind: str) -> list[dict]:
     """The recordings in `folder` of one kind: "peers" or "floor"."""
     found = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
@@ -191,8 +287,10 @@ def recordings(folder: str | Path, kind: str) -> list[dict]:
 
 
 def peers_table(recording: Mapping) -> str:
-    """A recording of `benchmarks/peers.py` as a table: each engine's time over kvlib's."""
-    return by_engine(recording["rows"], "time over kvlib", "{ratio:.2f}")
+    """A recording of `benchmarks/peers.py` as its machine and a table: each time over kvlib's."""
+    facts = recording["machine"]
+    where = f"{facts['processor']}, {facts['threads']} threads of {facts['cores']} cores"
+    return f"{where}\n" + by_engine(recording["rows"], "time over kvlib", "{ratio:.2f}")
 
 
 def by_engine(rows: Iterable[Mapping], corner: str, cell: str) -> str:

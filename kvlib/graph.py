@@ -124,18 +124,16 @@ class FixedStep:
 class FixedDecoder:
     """A Decoder whose state is a FixedStep, which reads a prompt token by token.
 
-    `graph` captures each new state, on a CUDA device; `compiled` has torch.compile write its step.
+    `graph` captures each new state, on a CUDA device.
     """
 
-    def __init__(self, model: GPT2, *, graph: bool = False, compiled: bool = False):
-        self.model, self.graph, self.compiled = model, graph, compiled
+    def __init__(self, model: GPT2, *, graph: bool = False):
+        self.model, self.graph = model, graph
         self.vocab_size, self.block_size = model.config.vocab_size, model.config.block_size
         self.device = model.wte.weight.device
 
     def start(self, batch: int, capacity: int) -> FixedStep:
         state = FixedStep(self.model, batch, capacity)
-        if self.compiled:
-            state.compile()
         if self.graph:
             state.capture()
         return state
@@ -186,21 +184,30 @@ def record_floor(model: GPT2, context: int = 500, *, repeats: int = 20) -> dict[
     token = torch.zeros(1, 1, dtype=torch.int64, device="cuda")
     numbers = torch.ones(costs.decode_bytes(model.config, context) // 4, device="cuda")
     fns: dict[str, Callable] = {"read": numbers.sum, "eager": partial(eager, model, cache, token)}
-    gaps, missing = {}, {}
-    right = eager(model, cache, token)
-    for name in ("fixed", "graph", "compiled", "compiled graph"):
-        try:
-            fns[name] = partial(again, fixed(model, cache, name), token)
-            gaps[name] = float((fns[name]() - right).abs().max())
-        except RuntimeError as error:  # a compiler that is missing must not cost the other rows
-            missing[name] = str(error).splitlines()[0]
-            del fns[name]
-    samples = event_times(fns, repeats=repeats)
+    ways, gaps, missing = fixed_ways(model, cache, token)
+    samples = event_times(fns | ways, repeats=repeats)
     rows = [
         dict(way=name, gap=gaps.get(name), **found.as_json()) for name, found in samples.items()
     ]
     facts = samples["eager"].machine | {"dtype": str(model.wte.weight.dtype).split(".")[1]}
     return dict(kind="floor", machine=facts, context=context, missing=missing, rows=rows)
+
+
+@torch.no_grad()
+def fixed_ways(model: GPT2, cache: StaticCache, token: Tensor) -> tuple[dict, dict, dict]:
+    """The ways of a FixedStep that run here: name -> call, name -> its logits' largest distance
+    from the eager step's; and name -> reason of those that do not.
+    """
+    calls, gaps, missing = {}, {}, {}
+    right = eager(model, cache, token)
+    for name in ("fixed", "graph", "compiled", "compiled graph"):
+        try:
+            call = partial(again, fixed(model, cache, name), token)
+            gaps[name] = float((call() - right).abs().max())
+            calls[name] = call
+        except RuntimeError as error:  # a compiler that is missing must not cost the other rows
+            missing[name] = str(error).partition("\n")[0]
+    return calls, gaps, missing
 
 
 def fixed(model: GPT2, cache: StaticCache, way: str) -> FixedStep:

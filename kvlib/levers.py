@@ -1,7 +1,8 @@
 """Levers on a decode step: other ways to multiply the same weights, each a small function.
 
-They are what chapter 07 climbs by, from the plainest way to the engine's own. `rebuilt` gives a
-model one of them, `Loop` makes a Decoder of it that `timing` and `parity` can take.
+They are what chapter 07 climbs by, from the simplest way to the engine's own. `rebuilt` gives a
+model one of them, `Loop` makes a Decoder of it that `timing` and `parity` can take, and `prepared`
+one that looks its weights up once.
 """
 
 import contextlib
@@ -20,8 +21,9 @@ from torch import Tensor, nn
 
 from . import step
 from .caches import StaticCache
+from .decoders import KvlibDecoder, from_kvlib
 from .generate import new_cache
-from .graph import again, fixed
+from .graph import again, eager, fixed
 from .judge import DECLARED, Judge, gaps, run
 from .model import GPT2
 from .product import linear
@@ -52,17 +54,17 @@ def rebuilt(model: GPT2, form: str) -> GPT2:
     return twin
 
 
-def plain(module) -> Rows:
-    """torch's own product, the weight (out, in)."""
+def whole(module) -> Rows:
+    """torch's own product, `F.linear`, with the whole weight at once, (out, in)."""
     weight, bias = module.weight, getattr(module, "bias", None)
     return lambda x: F.linear(x, weight, bias)
 
 
 def separate(module) -> Rows:
-    """As `plain`; query, key and value by three products, joined by a copy of their few numbers."""
+    """As `whole`; query, key and value by three products, joined by a copy of their few numbers."""
     n_out, n_in = module.weight.shape
     if n_out != 3 * n_in:
-        return plain(module)
+        return whole(module)
     thirds = list(zip(module.weight.chunk(3), module.bias.chunk(3), strict=True))
     return lambda x: torch.cat([F.linear(x, weight, bias) for weight, bias in thirds], -1)
 
@@ -80,21 +82,32 @@ def split(module) -> Rows:
 
 
 def bfloat16(module) -> Rows:
-    """torch's own product with a bfloat16 copy of the weight; the rows are rounded too."""
+    """torch's own product with a bfloat16 copy of the weight; the rows are rounded too.
+
+    Where oneDNN multiplies such numbers, the copy has its layout, which it would else make anew at
+    each call.
+    """
     weight, bias = module.weight.detach().bfloat16(), getattr(module, "bias", None)
     bias = None if bias is None else bias.detach().bfloat16()
+    if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        packed = torch.ops.mkldnn._reorder_linear_weight.default(weight)
+        multiply = torch.ops.mkldnn._linear_pointwise.default
+        return lambda x: multiply(x.bfloat16(), packed, bias, "none", [], "").float()
     return lambda x: F.linear(x.bfloat16(), weight, bias).float()
 
 
 FORMS: dict[str, Callable[..., Rows]] = step.FORMS | dict(
-    plain=plain, separate=separate, transposed=transposed, split=split, bfloat16=bfloat16
+    whole=whole, separate=separate, transposed=transposed, split=split, bfloat16=bfloat16
 )
 # What a form with fewer bits is held to: a share of the largest logit, that of this type.
 ROUGH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 
 
 class Loop:
-    """A Decoder of any GPT2 with one of our caches: no prepared step, autograd as `grad` says."""
+    """A Decoder of any GPT2 with one of our caches, called module by module: no prepared step.
+
+    With `grad`, torch keeps what a backward pass would need, as it does when nothing is said.
+    """
 
     def __init__(self, model: GPT2, cache: str = "static", *, grad: bool = False):
         self.model, self.cache, self.grad = model, cache, grad
@@ -111,13 +124,20 @@ class Loop:
         return self.run(tokens, state, last_only=True)
 
     def run(self, tokens: Tensor, state, last_only: bool):
-        mode = torch.enable_grad() if self.grad else contextlib.nullcontext()
-        with torch.no_grad(), mode:
+        with torch.enable_grad() if self.grad else torch.inference_mode():
             return self.model(tokens, state, last_only=last_only).detach(), state
 
     def truncate(self, state, length: int):
         state.truncate(length)
         return state
+
+
+def prepared(model: GPT2, form: str) -> KvlibDecoder:
+    """A Decoder as `from_kvlib` gives, whose prepared step multiplies as FORMS[form] says."""
+    decoder = from_kvlib(model)
+    decoder.once = step.Step(model)
+    decoder.once.form = FORMS[form]
+    return decoder
 
 
 def unusable(form: str) -> str:
@@ -142,6 +162,16 @@ def parities(rungs: Mapping[str, Any], reference, tokens: Tensor, chunks) -> dic
         rough = DECLARED[ROUGH[name]] * judge.scale if name in ROUGH else None
         found[name] = gap, judge.tolerance if rough is None else rough
     return found
+
+
+def verdicts(parity: Mapping[str, tuple]) -> str:
+    """What `parities` found, a line a rung: pass or FAIL."""
+    lines = [
+        f"{name:<22}off by {gap:.1e}, tolerance {tolerance:.1e}: "
+        + ("pass" if gap <= tolerance else "FAIL")
+        for name, (gap, tolerance) in parity.items()
+    ]
+    return "\n".join(lines)
 
 
 def prefills(model: GPT2, length: int, *, repeats: int = 5) -> dict[str, Samples]:
@@ -203,7 +233,8 @@ def compiler() -> str | None:
 
 
 def compiled_gain(model: GPT2, context: int, *, repeats: int = 9) -> tuple:
-    """Gain of compiling a step with fixed shapes, and (logits' distance, tolerance) of the two.
+    """Gain of a compiled step with fixed shapes over the prepared step, of the same round, and the
+    (distance, tolerance) of its logits from the prepared step's.
 
     Compiling takes a minute or so and, on a CPU, a C++ compiler.
     """
@@ -211,9 +242,12 @@ def compiled_gain(model: GPT2, context: int, *, repeats: int = 9) -> tuple:
     fill(cache, context - 1)
     token = torch.zeros(1, 1, dtype=torch.int64)
     twin = rebuilt(model, "float32")  # whose slices are made beforehand, not in what is compiled
-    ways = {way: partial(again, fixed(twin, cache, way), token) for way in ("fixed", "compiled")}
-    right = ways["fixed"]()
+    ways = {
+        "prepared": partial(eager, step.Step(model), cache, token),
+        "compiled": partial(again, fixed(twin, cache, "compiled"), token),
+    }
+    with torch.inference_mode():
+        right = ways["prepared"]()
     gap = float((ways["compiled"]() - right).abs().max())
-    samples = interleave(ways, repeats=repeats)
-    gain = samples["fixed"].median_s / samples["compiled"].median_s
+    gain = gains(interleave(ways, repeats=repeats), {})["compiled"]
     return gain, (gap, DECLARED[right.dtype] * float(right.abs().max()))

@@ -1,9 +1,7 @@
 """The floor's arithmetic by hand, the levers' parity, and the step whose shapes never change."""
 
-import contextlib
 import dataclasses
 import json
-import unittest.mock
 
 import matplotlib.pyplot as plt
 import pytest
@@ -13,14 +11,10 @@ import measured
 from kvlib import (
     GPT2,
     GPT2Config,
-    GrowingCache,
     StaticCache,
     costs,
-    decoders,
     floor,
     graph,
-    levers,
-    parity,
     plots,
 )
 from kvlib.samples import Samples
@@ -65,7 +59,9 @@ def test_the_regime_is_the_longest_part(changed, regime):
 def test_the_probes_are_calls_with_their_amounts():
     probes = floor.probes()
     assert set(probes) == {f.name for f in dataclasses.fields(floor.Speeds)} - {"ahead"}
-    assert probes["dispatch_s"][1] == 12 and probes["read"][1] == 400_000_000
+    assert probes["dispatch_s"][1] == 12
+    assert probes["dispatch_s"][0]().is_inference()  # as the steps that it predicts
+    assert [sums.numel() for sums in probes["read"][0]()] == [1] * 49
     for call, _ in probes.values():
         call()
         call()  # a step of the no-op model begins anew each time
@@ -78,6 +74,16 @@ def test_a_reader_sums_what_a_step_must_read(model):
     sums = floor.reader(model, cache)()
     assert len(sums) == len(list(model.parameters())) - 1 + 2 * CONFIG.n_layer
     assert sums[-1] == cache.values[-1, :, :, :5].sum()
+
+
+def test_the_probe_reads_pieces_as_large_as_the_reader_does():
+    """Read in pieces of another size, 400 MB went by slower than the weights themselves."""
+    gpt2 = GPT2Config.preset("gpt2")
+    with torch.device("meta"):
+        sizes = sorted(p.numel() for p in GPT2(gpt2).parameters() if p.dim() == 2)
+    sizes.remove(gpt2.block_size * gpt2.n_embd)  # of the positions one row is read
+    assert sorted(floor.matrices(gpt2)) == sizes
+    assert floor.probes()["read"][1] == 4 * sum(sizes)
 
 
 def test_speeds_are_amounts_over_seconds(monkeypatch):
@@ -99,6 +105,59 @@ def test_a_profile_counts_the_operators_of_one_step(capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_a_step_that_is_watched_is_its_operators_and_the_gaps():
+    a = torch.ones(64, 64)
+    found = floor.profiled(lambda: (a @ a).relu())
+    rows = floor.operators(found)
+    assert sum(row.self_s for row in rows) <= 1.01 * floor.watched_s(found)
+    assert floor.watched_s(found, 1) == pytest.approx(3 * floor.watched_s(found))
+
+
+def test_operators_are_of_three_kinds():
+    names = "baddbmm addmm linear _linear_pointwise mv _scaled_dot_product_flash_attention view"
+    rows = [floor.Operator(f"aten::{name}", 1, 1.0) for name in names.split()]
+    assert floor.kinds(rows) == {"products": 5.0, "attention": 1.0, "other operators": 1.0}
+
+
+@pytest.mark.parametrize("product, read, threads, told", [
+    (1.0, 1.9, 2, "one row keeps one core busy"),
+    (1.8, 1.9, 2, "keeps the other cores busy too"),
+    (1.0, 1.0, 2, "one core draws all"),
+    (1.2, 3.0, 16, "one row keeps one core busy"),
+    (1.0, 1.0, 1, "no core can stand idle"),
+])  # fmt: skip
+def test_how_many_cores_a_row_uses_is_told_as_it_was_measured(product, read, threads, told):
+    speeds = {("F.linear", 1): 10.0, ("plain read", 1): 20.0}
+    speeds |= {("F.linear", threads): 10 * product, ("plain read", threads): 20 * read}
+    assert told in floor.cores_used(speeds, threads)
+
+
+def test_predicted_and_measured_stand_beside_each_other():
+    lines = floor.beside({(24, 1, 64): 2e-3}, {(24, 1, 64): 5e-3}).splitlines()
+    assert lines[0].split()[:4] == ["width", "batch", "context", "predicted"]
+    assert lines[1].split() == ["24", "1", "64", "2.0", "5.0", "2.50"]
+
+
+def test_a_boundary_is_where_another_part_has_grown_as_long():
+    times = {(24, 1, 64): 1.0, (96, 1, 64): 1.5, (768, 1, 64): 5.5}
+    times |= {(768, 1, 8): 5.0, (768, 1, 1000): 6.0}
+    times |= {(768, 16, 8): 9.0, (768, 16, 200): 11.0, (768, 16, 1000): 27.0}
+    found = floor.boundaries(times)
+    assert found["from launch to work, by width"] == 96 + (768 - 96) / 8
+    assert found["to the cache, by context at batch 16"] == 200 + 800 * 6 / 16
+    share = 1 / 4, 18 / 8
+    assert found["to the cache, by batch at context 1000"] == 1 + 15 * (1 - share[0]) / 2
+    assert floor.boundaries({key: 1.0 + key[0] for key in times}) == dict.fromkeys(
+        found, float("inf")
+    ) | {"from launch to work, by width": 24 + 72 * 25 / 72}
+
+
+def test_a_crossing_is_joined_by_straight_lines():
+    assert floor.crossing([1, 3], [0.0, 4.0], 1) == 1.5
+    assert floor.crossing([1, 3], [2.0, 4.0], 1) == 1
+    assert floor.crossing([1, 3], [0.0, 0.5], 1) == float("inf")
+
+
 def test_threads_are_as_before_even_after_an_error():
     before = torch.get_num_threads()
     assert floor.on_threads(1, torch.get_num_threads)() == 1
@@ -112,172 +171,6 @@ def test_a_narrow_model_keeps_the_other_sizes():
     assert floor.noop(3).config.n_layer == 3
 
 
-@pytest.mark.parametrize("form", ["plain", "separate", "transposed", "split", "packed"])
-def test_a_rebuilt_model_is_the_same_function(model, form):
-    if levers.unusable(form):
-        pytest.skip(levers.unusable(form))
-    twin = levers.rebuilt(model, form)
-    assert twin.wte.weight is model.wte.weight and "forward" not in vars(model)
-    report = parity.check(
-        levers.Loop(twin), decoders.from_kvlib(model), checks=["one token at a time", "chunks"]
-    )
-    assert report.ok and not any(row.verdict == "not applicable" for row in report.rows)
-
-
-def test_fewer_bits_stay_within_what_is_declared(model):
-    rungs = {"bfloat16": levers.Loop(levers.rebuilt(model, "bfloat16"))}
-    rungs["same"] = levers.Loop(model, "growing", grad=True)
-    found = levers.parities(rungs, decoders.from_kvlib(model), prompt(12), [6, 1, 1, 4])
-    assert 0 < found["bfloat16"][0] < found["bfloat16"][1]
-    assert found["same"][0] <= found["same"][1] < found["bfloat16"][1] / 100
-
-
-def test_a_form_that_cannot_be_used_says_why(monkeypatch, capfd):
-    def broken(module):
-        raise RuntimeError("no such engine\nand a long story")
-
-    monkeypatch.setitem(levers.FORMS, "broken", broken)
-    assert levers.unusable("broken") == "no such engine"
-    assert levers.unusable("plain") == ""
-    levers.unusable("int8")
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize("cache", [StaticCache, GrowingCache])
-def test_a_loop_decodes_with_and_without_gradients(model, cache):
-    kind = "static" if cache is StaticCache else "growing"
-    for grad in (False, True):
-        loop = levers.Loop(model, kind, grad=grad)
-        state = loop.start(1, 9)
-        assert isinstance(state, cache)
-        loop.step(prompt(8), state)
-        assert state.update(0, *torch.zeros(2, 1, 4, 1, 8))[0].requires_grad == grad
-        logits, state = loop.last(prompt(1), loop.truncate(state, 3))
-        assert logits.shape == (1, 1, 58) and state.length == 4
-
-
-def test_gains_compare_what_ran_in_the_same_round():
-    samples = {
-        name: Samples(runs, 0, {})
-        for name, runs in {"a": (4.0, 8.0), "b": (2.0, 4.0), "c": (1.0, 1.0)}.items()
-    }
-    assert levers.gains(samples, {}) == {"b": 2.0, "c": 3.0}
-    assert levers.gains(samples, {"c": "a"})["c"] == 6.0
-    assert levers.ratios({"a": 6, "b": 3, "c": 2}, {"c": "a"}) == {"b": 2, "c": 3}
-    text = levers.table(samples, {"b": 2.5, "d": 1.0}, {"b": 2.0, "d": 1.5}).splitlines()
-    assert text[2].split() == ["b", "3000.0", "2.50", "2.00"] and text[4].split()[1] == "-"
-
-
-def test_prefills_and_nats(model):
-    assert list(levers.prefills(model, 8, repeats=1))[:2] == [
-        "prefill: all logits",
-        "prefill: last logits",
-    ]
-    ids = prompt(20)[0]
-    with torch.no_grad():
-        logits = model(ids[None])[0, 4:-1]
-        right = torch.nn.functional.cross_entropy(logits, ids[5:])
-    assert levers.nats(decoders.from_kvlib(model), ids, 5) == pytest.approx(float(right), abs=1e-4)
-
-
-def test_a_fixed_step_passes_parity(model):
-    names = ["one token at a time", "chunks", "rows independent", "truncate and continue"]
-    names += ["past the capacity", "fresh state", "two states"]
-    for each in (model, levers.rebuilt(model, "plain")):
-        report = parity.check(graph.FixedDecoder(each), decoders.from_kvlib(model), checks=names)
-        assert report.ok, report
-
-
-def test_a_fixed_step_calls_the_same_operators_on_the_same_storage(model):
-    """What a graph records must hold for every later step."""
-    step, seen = graph.FixedStep(model, capacity=10), []
-    for _ in range(3):
-        found = floor.profiled(lambda: graph.again(step, prompt(1)), 1)
-        seen.append((floor.called(found, 1), step.keys.data_ptr(), step.position.data_ptr()))
-        step(prompt(1))
-    assert len(set(seen)) == 1 and step.position.item() == step.length == 3
-
-
-def test_a_fixed_step_goes_on_from_a_cache(model):
-    cache = StaticCache(CONFIG, 2)
-    with torch.no_grad():
-        model(prompt(6, 2), cache)
-        step = graph.fixed(model, cache, "fixed")
-        right = graph.eager(model, cache, prompt(1, 2))
-    assert cache.length == step.length == 6 and step.capacity == 7
-    assert torch.allclose(graph.again(step, prompt(1, 2)), right, atol=1e-5)
-    assert torch.equal(graph.again(step, prompt(1, 2)), step(prompt(1, 2)))
-    with pytest.raises(IndexError, match="all 7 rows"):
-        step(prompt(1, 2))
-    with pytest.raises(IndexError, match="all 7 rows"):
-        step.capture()  # a row is written before anything is recorded
-
-
-def test_a_fixed_step_refuses_what_cannot_be_right(model):
-    with pytest.raises(ValueError, match="capacity 41 must be from 1 to block_size, 40"):
-        graph.FixedStep(model, capacity=41)
-    with pytest.raises(ValueError, match=r"must be \(1, 1\), not \(1, 2\)"):
-        graph.FixedStep(model)(prompt(2))
-    with pytest.raises(ValueError, match="device='cuda'"):
-        graph.record_floor(model)
-
-
-class SimulatedGraph:
-    """A CUDA graph on a CPU: in the `with` nothing counts as run, a replay runs it."""
-
-    def __init__(self, step):
-        self.step, self.replays = step, 0
-
-    @contextlib.contextmanager
-    def capturing(self, graph):
-        tensors = self.step.keys, self.step.values, self.step.position
-        before = [tensor.clone() for tensor in tensors]
-        yield
-        for tensor, old in zip(tensors, before, strict=True):
-            tensor.copy_(old)
-
-    def replay(self):
-        self.replays += 1
-        self.step.logits.copy_(self.step.run())
-
-
-def test_a_captured_step_replays_what_was_recorded(model, monkeypatch):
-    """Capturing runs nothing and leaves the step where it was; logits outlive the next replay."""
-    cache = StaticCache(CONFIG, capacity=12)
-    with torch.no_grad():
-        model(prompt(5), cache)
-        right = [model(prompt(1) + i, cache) for i in range(3)]
-    cache.truncate(5)
-    step = graph.FixedStep(model, capacity=6)
-    step.load(cache)
-    simulated = SimulatedGraph(step)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: simulated)
-    monkeypatch.setattr(torch.cuda, "graph", simulated.capturing)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-    for name in ("Stream", "current_stream"):
-        monkeypatch.setattr(torch.cuda, name, unittest.mock.MagicMock())
-    step.capture()  # with one row left: a warm-up that moved on would write past the end
-    assert step.position.item() == step.length == 5 and step.graph is simulated
-    first = step(prompt(1))
-    assert torch.allclose(first, right[0], atol=1e-5) and simulated.replays == 1
-    with pytest.raises(IndexError):
-        step(prompt(1))
-    step.truncate(5)
-    second = step(prompt(1) + 1)
-    assert not torch.equal(second, first) and torch.allclose(first, right[0], atol=1e-5)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_a_graph_is_the_same_step():
-    there = GPT2(CONFIG).eval().to("cuda")
-    checks = ["one token at a time", "chunks", "truncate and continue"]
-    decoder = graph.FixedDecoder(there, graph=True)
-    assert parity.check(decoder, decoders.from_kvlib(there), checks=checks).ok
-    twin = levers.rebuilt(there, "plain")
-    rows = {row["way"]: row for row in graph.record_floor(twin, 20, repeats=3)["rows"]}
-    assert rows["graph"]["gap"] < 1e-3 and rows["compiled graph"]["median_s"] > 0
-
-
 def test_recordings_are_found_by_kind_and_named_after_the_machine(tmp_path):
     machine = {"device_name": "A Card", "processor": "p", "threads": 2}
     path = graph.save({"kind": "floor", "machine": machine, "rows": []}, tmp_path)
@@ -285,7 +178,8 @@ def test_recordings_are_found_by_kind_and_named_after_the_machine(tmp_path):
     (tmp_path / "other.json").write_text(json.dumps({"kind": "peers"}))
     assert [found["kind"] for found in floor.recordings(tmp_path, "floor")] == ["floor"]
     rows = [dict(engine="kvlib", work="w", ratio=1.0), dict(engine="other", work="w", ratio=1.5)]
-    assert floor.peers_table({"rows": rows}).splitlines()[2].split() == ["other", "1.50"]
+    told = floor.peers_table({"rows": rows, "machine": machine | {"cores": 4}}).splitlines()
+    assert told[0] == "p, 2 threads of 4 cores" and told[3].split() == ["other", "1.50"]
 
 
 def test_the_page_of_machines_has_a_table_for_a_step_on_a_gpu():
