@@ -41,10 +41,11 @@ class FixedStep:
         if not 1 <= rows <= config.block_size:
             raise ValueError(f"capacity {rows} must be from 1 to block_size, {config.block_size}")
         self.model, self.batch, self.capacity, self.length = model, batch, rows, 0
-        shape = (config.n_layer, batch, config.n_head, rows, config.head_dim)
-        # Zeros, for a row not yet written has weight 0, and 0 times nan would be nan.
-        self.keys = torch.zeros(shape, device=weight.device, dtype=weight.dtype)
-        self.values = torch.zeros_like(self.keys)
+        shape = (batch, config.n_head, rows, config.head_dim)
+        # Zeros, for a row not yet written has weight 0, and 0 times nan would be nan. A tensor a
+        # layer, for torch.compile's kernels copy the whole of what they write a part of.
+        self.keys = [weight.new_zeros(shape) for _ in range(config.n_layer)]
+        self.values = [weight.new_zeros(shape) for _ in range(config.n_layer)]
         self.rows = torch.arange(rows, device=weight.device)
         self.tokens = torch.zeros(batch, 1, dtype=torch.int64, device=weight.device)
         self.position = torch.zeros(1, dtype=torch.int64, device=weight.device)
@@ -91,8 +92,9 @@ class FixedStep:
     def load(self, cache) -> None:
         """Take over the rows of a StaticCache of the same model and batch."""
         n = cache.length
-        self.keys[:, :, :, :n] = cache.keys[:, :, :, :n]
-        self.values[:, :, :, :n] = cache.values[:, :, :, :n]
+        for mine, theirs in ((self.keys, cache.keys), (self.values, cache.values)):
+            for layer, rows in enumerate(theirs):
+                mine[layer][:, :, :n] = rows[:, :, :n]
         self.truncate(n)
 
     def truncate(self, length: int) -> None:

@@ -236,15 +236,14 @@ def compiled_gain(model: GPT2, context: int, *, repeats: int = 9) -> tuple:
     """Gain of a compiled step with fixed shapes over the prepared step, of the same round, and the
     (distance, tolerance) of its logits from the prepared step's.
 
-    Compiling takes a minute or so and, on a CPU, a C++ compiler.
+    Compiling takes up to a minute and, on a CPU, a C++ compiler.
     """
     cache = StaticCache(model.config, capacity=context)
     fill(cache, context - 1)
     token = torch.zeros(1, 1, dtype=torch.int64)
-    twin = rebuilt(model, "float32")  # whose slices are made beforehand, not in what is compiled
     ways = {
         "prepared": partial(eager, step.Step(model), cache, token),
-        "compiled": partial(again, fixed(twin, cache, "compiled"), token),
+        "compiled": partial(again, fixed(model, cache, "compiled"), token),
     }
     with torch.inference_mode():
         right = ways["prepared"]()

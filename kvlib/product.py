@@ -1,7 +1,5 @@
 """The matrix product of a linear layer, kept busy on every core when there are few rows."""
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,6 +7,11 @@ from torch import Tensor
 from .machine import processor
 
 FEW_ROWS = 64  # from here on the plain product is as fast
+
+# Whether a product of a few rows by a narrow matrix (out, in) reads that where it lies. MKL's does
+# on Intel's processors; elsewhere it copies the matrix on the right first, unless there is one row,
+# so the weight has to stand on the left.
+IN_PLACE = torch.backends.mkl.is_available() and "Intel" in processor()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -25,7 +28,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     n_out, n_in = weight.shape
     rows = x.numel() // n_in
-    width = slice_width(rows, n_out, torch.get_num_threads())
+    width = slice_width(rows, n_out)
     if not width or x.dtype != torch.float32 or not x.is_cpu:
         return F.linear(x, weight, bias)
     whole = n_out - n_out % width
@@ -35,7 +38,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return torch.cat(parts, dim=-1)
     slices = weight.view(-1, width, n_in)
     x, y_shape = x.reshape(rows, n_in), x.shape[:-1] + (n_out,)
-    if rows == 1 or reads_in_place():
+    if rows == 1 or IN_PLACE:
         bias = None if bias is None else bias.view(-1, 1, width)
         y = product(x.expand(len(slices), rows, n_in), slices.transpose(1, 2), bias)
         return y.transpose(0, 1).reshape(y_shape)
@@ -49,24 +52,16 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
 
 
-def slice_width(rows: int, n_out: int, threads: int) -> int:
+@torch.compiler.assume_constant_result  # else torch.compile cuts its graph at each product
+def slice_width(rows: int, n_out: int) -> int:
     """Outputs in a slice of the weight; 0 where the plain product is as fast.
 
     A slice a thread, or narrower where narrow ones are read in place: the widths that were fastest
     there of 32 to 384. With three rows or fewer the plain product reads in place by itself.
     """
+    threads = torch.get_num_threads()
     if threads == 1 or rows > FEW_ROWS:
         return 0
-    if not reads_in_place():
+    if not IN_PLACE:
         return n_out // threads
     return min(96 if rows < 16 else 192, n_out // threads) if rows > 3 else 0
-
-
-@lru_cache
-def reads_in_place() -> bool:
-    """Whether a product of a few rows by a narrow matrix (out, in) reads that where it lies.
-
-    MKL's does on Intel's processors. Elsewhere it copies the matrix on the right first, unless
-    there is one row, so the weight has to stand on the left.
-    """
-    return torch.backends.mkl.is_available() and "Intel" in processor()

@@ -98,7 +98,7 @@ def float32(module: nn.Linear | nn.Embedding) -> Rows:
     """The product of `product.linear`; the views that it takes of the weight are made once."""
     weight, bias = module.weight, getattr(module, "bias", None)
     n_out, n_in = weight.shape
-    width = slice_width(1, n_out, torch.get_num_threads())
+    width = slice_width(1, n_out)
     if not width:
         return lambda x: (F.linear if len(x) == 1 else linear)(x, weight, bias)
     if n_out % width:

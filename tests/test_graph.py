@@ -28,12 +28,22 @@ def test_a_fixed_step_passes_parity(model):
         assert report.ok, report
 
 
+def test_a_fixed_step_is_compiled_in_one_piece(model):
+    """One graph, and in it no copy of all layers' rows for the one that is written."""
+    step = graph.FixedStep(model, capacity=10)
+    with torch.no_grad():
+        found = torch._dynamo.explain(step.forward)()
+    assert found.graph_count == 1
+    assert len({rows.untyped_storage().data_ptr() for rows in step.keys}) == CONFIG.n_layer
+
+
 def test_a_fixed_step_calls_the_same_operators_on_the_same_storage(model):
     """What a graph records must hold for every later step."""
     step, seen = graph.FixedStep(model, capacity=10), []
     for _ in range(3):
         found = floor.profiled(lambda: graph.again(step, prompt(1)), 1)
-        seen.append((floor.called(found, 1), step.keys.data_ptr(), step.position.data_ptr()))
+        places = (each.data_ptr() for each in (*step.keys, *step.values, step.position))
+        seen.append((floor.called(found, 1), *places))
         step(prompt(1))
     assert len(set(seen)) == 1 and step.position.item() == step.length == 3
 
@@ -92,7 +102,7 @@ class SimulatedGraph:
 
     @contextlib.contextmanager
     def capturing(self, graph):
-        tensors = self.step.keys, self.step.values, self.step.position
+        tensors = *self.step.keys, *self.step.values, self.step.position
         before = [tensor.clone() for tensor in tensors]
         yield
         for tensor, old in zip(tensors, before, strict=True):

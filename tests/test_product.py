@@ -16,16 +16,16 @@ def threads(request):
 
 
 @pytest.fixture(params=[False, True])
-def reads_in_place(request, monkeypatch):
+def in_place(request, monkeypatch):
     """Either kind of processor, whatever this one is."""
-    monkeypatch.setattr(product, "reads_in_place", lambda: request.param)
+    monkeypatch.setattr(product, "IN_PLACE", request.param)
     return request.param
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n_out, n_in", [(24, 8), (61, 7), (29 * 5, 16), (1, 3)])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 5), (13, 5), (2, 40)])
-def test_equal_to_the_plain_product(threads, reads_in_place, dtype, n_out, n_in, shape):
+def test_equal_to_the_plain_product(threads, in_place, dtype, n_out, n_in, shape):
     random = torch.Generator().manual_seed(0)
     x = torch.randn(*shape, n_in, generator=random, dtype=dtype)
     weight = torch.randn(n_out, n_in, generator=random, dtype=dtype)
@@ -36,7 +36,7 @@ def test_equal_to_the_plain_product(threads, reads_in_place, dtype, n_out, n_in,
         assert torch.allclose(got, F.linear(x, weight, b), atol=1e-4, rtol=1e-5)
 
 
-def test_gradients_are_those_of_the_plain_product(threads, reads_in_place):
+def test_gradients_are_those_of_the_plain_product(threads, in_place):
     random = torch.Generator().manual_seed(0)
     for rows in (1, 5):
         x, weight = (torch.randn(n, 6, generator=random, requires_grad=True) for n in (rows, 8))
@@ -46,7 +46,7 @@ def test_gradients_are_those_of_the_plain_product(threads, reads_in_place):
             assert torch.allclose(a, b, atol=1e-4)
 
 
-def test_no_copy_of_the_weight_is_made(reads_in_place):
+def test_no_copy_of_the_weight_is_made(in_place):
     """A slice is a view: a change of the weight is seen at once, so nothing can go stale."""
     weight, x = torch.ones(4, 3), torch.ones(1, 3)
     assert product.linear(x, weight).tolist() == [[3] * 4]
@@ -54,17 +54,20 @@ def test_no_copy_of_the_weight_is_made(reads_in_place):
     assert product.linear(x, weight).tolist() == [[6] * 4]
 
 
-def test_slices_keep_every_thread_busy(threads, reads_in_place):
-    width = product.slice_width(8, 768, threads)
-    if threads == 1:
-        assert width == 0
-    else:
-        assert width == (96 if reads_in_place else 384)
-        assert product.slice_width(16, 768, threads) == (192 if reads_in_place else 384)
-        assert product.slice_width(1, 768, threads) == (0 if reads_in_place else 384)
-    for n_out in (1, 61, 768, 50257):
-        for rows in (1, 4, 16, 64):
-            for many in (2, 7, 32, 96):
-                width = product.slice_width(rows, n_out, many)
-                assert width == 0 or n_out // width >= many, "a core would stand idle"
-    assert product.slice_width(65, 768, 2) == 0
+def test_slices_keep_every_thread_busy(in_place, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    widths = [product.slice_width(rows, 768) for rows in (1, 8, 16, 65)]
+    assert widths == ([0, 96, 192, 0] if in_place else [384, 384, 384, 0])
+    for threads in (1, 2, 7, 32, 96):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        for n_out in (1, 61, 768, 50257):
+            for rows in (1, 4, 16, 64):
+                width = product.slice_width(rows, n_out)
+                assert width == 0 or n_out // width >= threads > 1, "a core would stand idle"
+
+
+def test_a_compiled_product_is_one_graph(threads, in_place):
+    """Asking for the threads cut it at every product, and a compiled step was half as fast."""
+    x, weight = torch.randn(5, 8), torch.randn(61, 8)
+    found = torch._dynamo.explain(product.linear)(x, weight)
+    assert found.graph_count == 1 and found.graph_break_count == 0

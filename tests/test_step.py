@@ -14,7 +14,7 @@ CONFIG = GPT2Config(block_size=40, vocab_size=58, n_layer=2, n_head=4, n_embd=32
 
 @pytest.fixture(params=[False, True])
 def model(request, monkeypatch):
-    monkeypatch.setattr(product, "reads_in_place", lambda: request.param)  # either processor
+    monkeypatch.setattr(product, "IN_PLACE", request.param)  # either processor
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     model, random = GPT2(CONFIG).eval(), torch.Generator().manual_seed(1)
