@@ -6,11 +6,15 @@ state. Any object with `vocab_size`, `start` and `step` will do. These powers ar
 method that raises NotImplementedError is a power the decoder lacks:
 
 - `step(tokens, state, padding=)`: leading padding of each row, given with the first tokens
-- `last(tokens, state)`: a step that computes the logits (B, 1, V) of the last position alone
+- `last(tokens, state) -> (logits, state)`: a step that computes the logits (B, 1, V) of the last
+  position alone
 - `truncate(state, n) -> state`: keep the first n tokens
 - `full(tokens) -> logits`: one pass with no cache at all
 - `to_float64() -> Decoder`: a copy in double precision
 - `peer() -> Decoder`: another implementation of the same weights
+
+So are these attributes: `dtype`, the type it computes in; `length`, how many tokens to test where
+positions have no end; `on_limit`, what it does past `block_size` unless that is to "raise".
 """
 
 import copy
@@ -104,11 +108,14 @@ class HFDecoder:
     def __init__(self, model, cache: str):
         if cache not in ("dynamic", "static"):
             raise ValueError(f"no cache {cache!r}; choose 'dynamic' or 'static'")
+        check_causal(model)
         self.model, self.cache = model.eval(), cache
         config = model.config.get_text_config()
         self.vocab_size = config.vocab_size
-        # Only learned positions end: rotary ones go on past the length a model was trained at.
-        self.block_size = config.max_position_embeddings if learned_positions(model) else None
+        # Only tables of positions end: rotary ones go on past the length a model was trained at.
+        self.length = getattr(config, "max_position_embeddings", None)
+        self.window = getattr(config, "sliding_window", None)
+        self.block_size = self.length if table_of_positions(model, self.length) else None
         self.takes = set(inspect.signature(model.forward).parameters)
 
     @property
@@ -151,7 +158,10 @@ class HFDecoder:
         check_length(length, stored)
         if not store.is_croppable:
             raise NotImplementedError(f"{type(store).__name__} of this model cannot be cropped")
-        store.crop(length - stored)
+        try:
+            store.crop(length - stored)
+        except RuntimeError as error:  # a sliding window has forgotten what would come back
+            raise NotImplementedError(f"this cache cannot be cropped: {error}") from error
         return store, length, padding if length else None
 
     def full(self, tokens: Tensor) -> Tensor:
@@ -166,10 +176,9 @@ class HFDecoder:
 class PastDecoder:
     """A function in tuple-of-past style: fn(tokens, past) -> (logits, past), past None at first."""
 
-    device = torch.device("cpu")
-
-    def __init__(self, fn: Callable, vocab_size: int, block_size: int | None):
+    def __init__(self, fn: Callable, vocab_size: int, block_size: int | None, device):
         self.fn, self.vocab_size, self.block_size = fn, vocab_size, block_size
+        self.device = torch.device(device)
 
     def start(self, batch: int, capacity: int):
         return None
@@ -189,13 +198,22 @@ def from_kvlib(model: GPT2, cache: str | None = "static", *, form: str = "float3
 
 
 def from_hf(hf_model, cache: str = "dynamic") -> HFDecoder:
-    """A Decoder of any Hugging Face causal language model, with cache "dynamic" or "static"."""
+    """A Decoder of a Hugging Face causal language model, with cache "dynamic" or "static".
+
+    The model is put in eval mode. Raises ValueError for one that is no decoder with a cache of keys
+    and values: an encoder-decoder, or a recurrent model.
+    """
     return HFDecoder(hf_model, cache)
 
 
-def from_past(fn: Callable, *, vocab_size: int, block_size: int | None = None) -> PastDecoder:
-    """A Decoder of fn(tokens, past) -> (logits, past); `past` is None with the first tokens."""
-    return PastDecoder(fn, vocab_size, block_size)
+def from_past(
+    fn: Callable, *, vocab_size: int, block_size: int | None = None, device="cpu"
+) -> PastDecoder:
+    """A Decoder of fn(tokens, past) -> (logits, past); `past` is None with the first tokens.
+
+    `device` is where `fn` wants its tokens.
+    """
+    return PastDecoder(fn, vocab_size, block_size, device)
 
 
 def to_hf(model: GPT2) -> nn.Module:
@@ -230,12 +248,28 @@ def with_model(decoder, model: nn.Module):
     return twin
 
 
-def learned_positions(model: nn.Module) -> bool:
-    """Whether positions are rows of a table, which ends, rather than computed, which does not."""
-    return any(
+def table_of_positions(model: nn.Module, length: int | None) -> bool:
+    """Whether positions are rows of a table, which ends, rather than computed, which does not.
+
+    The table is learned, or computed once and kept in a buffer of `length` rows.
+    """
+    learned = any(
         isinstance(module, nn.Embedding) and ("wpe" in name or "position" in name)
         for name, module in model.named_modules()
     )
+    return learned or any(
+        "embed_positions" in name and buffer.dim() == 2 and len(buffer) == length
+        for name, buffer in model.named_buffers()
+    )
+
+
+def check_causal(model: nn.Module) -> None:
+    """Raise ValueError where a Hugging Face model does not decode with keys and values alone."""
+    name = type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(f"{name} is an encoder-decoder; give a causal language model")
+    if getattr(model, "_is_stateful", False):
+        raise ValueError(f"{name} keeps a recurrent state, not only keys and values to cut and pad")
 
 
 def check_length(length: int, stored: int) -> None:

@@ -14,8 +14,13 @@ from torch import Tensor
 from .model import GPT2
 
 MULTIPLE = 8  # of the measured rounding; real bugs are thousands of times larger
-# Largest difference that rounding explains, over the largest logit, where nothing can be measured.
+ROUNDED = 16  # units of rounding that the stream of a correct layer may be off, over its size
+# Largest difference that rounding explains, over the logits' size, where nothing can be measured.
 DECLARED = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+class WrongShape(ValueError):
+    """Logits of another shape than is owed: the lab's own verdict, never a decoder's refusal."""
 
 
 class Place(NamedTuple):
@@ -60,14 +65,16 @@ def feed(decoder, tokens: Tensor, chunks, state, *, padding: Tensor | None = Non
 
 
 def checked(logits: Tensor, tokens: Tensor, decoder) -> Tensor:
-    """`logits`, where they are (B, T, V) for `tokens` (B, T); ValueError where they are not."""
-    shape = (*tokens.shape, decoder.vocab_size)
-    if tuple(logits.shape) != shape:
-        raise ValueError(
-            f"logits have shape {tuple(logits.shape)} where {shape} is owed: "
-            "a row for every token of the call, not for the last alone"
-        )
-    return logits
+    """`logits`, where they are (B, T, V) for `tokens` (B, T); WrongShape where they are not."""
+    found, owed = tuple(logits.shape), (*tokens.shape, decoder.vocab_size)
+    if found == owed:
+        return logits.detach()
+    hint = ""
+    if found[-1:] != owed[-1:]:
+        hint = f": vocab_size is {owed[-1]}, and a row has {found[-1] if found else 'no'} logits"
+    elif found == (owed[0], 1, owed[2]):
+        hint = ": a row for every token of the call, not for the last alone"
+    raise WrongShape(f"logits have shape {found} where {owed} is owed{hint}")
 
 
 def gaps(found: Tensor, right: Tensor, padding: Tensor | None = None) -> Tensor:
@@ -115,42 +122,57 @@ def compare(decoder, reference, tokens: Tensor, chunks) -> Difference:
 class Judge:
     """The logits that are right for any tokens, and the tolerance that rounding is owed.
 
-    `long` (1, T) is the judge's own sequence, and `right` its logits. `declared` replaces the
-    measured tolerance by an absolute one.
+    `long` (1, T) is the judge's own sequence, and `right` its logits. Rounding is measured on it
+    and on all of `texts`, (1, t) each, before anything is judged. `declared` replaces the measured
+    tolerance by an absolute one; `dtype` is the type that the decoder under test computes in, where
+    that is not the reference.
     """
 
-    def __init__(self, reference, long: Tensor, declared: float | None):
-        self.reference, self.declared = reference, declared
-        self.copy = float64_copy(reference)
-        self.distance = 0.0  # of the reference from its copy, the largest so far
-        self.long, self.right = long, self.full(long)
-        self.scale = float(self.right[self.right.isfinite()].abs().max())
+    def __init__(self, reference, long: Tensor, declared: float | None, texts=(), dtype=None):
+        self.reference, self.declared, self.long = reference, declared, long
+        self.copy = float64_copy(reference, long[:, :4])
         part = long[:, : max(1, long.shape[1] * 2 // 5)]  # another shape, so other sums
+        own = precision(reference, part)
+        self.own, self.dtype = own, max(own, dtype or own, key=eps)  # the coarser sets what is owed
+        self.measured = self.copy is not None and self.dtype == own
+        self.known: dict[tuple, Tensor] = {}
+        self.distance = 0.0  # of the reference from its copy, the largest on any sequence
+        for tokens in (long, *texts):
+            self.learn(tokens)
+        self.right = self.full(long)
+        self.scale = size(self.right)
         self.noise = float(gaps(self.full(part), self.right[:, : part.shape[1]]).max())
-        self.dtype = one_pass(reference, part).dtype
+
+    def learn(self, tokens: Tensor) -> None:
+        """Work out and keep the right logits of `tokens` (1, t), and measure rounding on them.
+
+        It depends on the tokens: in a trained model one in a thousand may be ten times further
+        from float64 than the rest.
+        """
+        self.known[key(tokens)] = right = self.full(tokens)
+        if self.copy is not None:
+            self.distance = highest(
+                self.distance, float(gaps(one_pass(self.reference, tokens), right).max())
+            )
 
     def full(self, tokens: Tensor) -> Tensor:
-        """The right logits (B, T, V) of `tokens` (B, T).
+        """The right logits (B, T, V) of `tokens` (B, T)."""
+        right = self.known.get(key(tokens))
+        return one_pass(self.copy or self.reference, tokens) if right is None else right
 
-        Rounding is measured on the same tokens, for it depends on them: in a trained model one
-        token in a thousand may be ten times further from float64 than the rest.
-        """
-        if self.copy is None:
-            return one_pass(self.reference, tokens)
-        right = one_pass(self.copy, tokens)
-        own = one_pass(self.reference, tokens)
-        self.distance = max(self.distance, float(gaps(own, right).max()))
-        return right
+    def bound_of(self, dtype: torch.dtype) -> float:
+        """The largest logit difference that rounding can explain in this data type."""
+        return DECLARED.get(dtype, DECLARED[torch.bfloat16]) * self.scale
 
     @property
     def tolerance(self) -> float:
-        """The logit difference that is owed to rounding on the tokens judged so far."""
+        """The logit difference that is owed to rounding."""
         if self.declared is not None:
             return self.declared
-        bound = DECLARED.get(self.dtype, DECLARED[torch.bfloat16]) * self.scale
-        if self.copy is None:
+        bound = self.bound_of(self.dtype)
+        if not self.measured:
             return bound
-        rounding = max(self.noise, self.distance, torch.finfo(self.dtype).eps * self.scale)
+        rounding = highest(self.noise, self.distance, eps(self.dtype) * self.scale)
         return MULTIPLE * min(rounding, bound)  # more than that is no rounding
 
     @property
@@ -158,32 +180,74 @@ class Judge:
         """Why the tolerance is what it is."""
         if self.declared is not None:
             return "declared by the caller"
-        if self.copy is None:
-            share = self.tolerance / self.scale
-            return f"{share:g} of the largest logit: no float64 copy to measure rounding with"
         name = str(self.dtype).removeprefix("torch.")
+        if not self.measured:
+            share = DECLARED.get(self.dtype, DECLARED[torch.bfloat16])
+            lacks = "no float64 copy" if self.copy is None else f"no reference in {name}"
+            return f"{share:g} of the logits' size, {self.scale:.2g}: {lacks} to measure with"
         return (
             f"{MULTIPLE} times what rounding does here: an uncached {name} pass is up to "
             f"{self.distance:.1e} from its float64 copy, whose own noise is {self.noise:.1e}"
         )
 
 
-def float64_copy(decoder):
-    """A float64 copy of `decoder`, or None where it offers none or cannot make it."""
+def size(logits: Tensor) -> float:
+    """How large `logits` (B, T, V) are: at each position the largest, of those the median.
+
+    Only the highest tenth is looked at: ids that pad a vocabulary are masked with numbers as low as
+    the type has, and say nothing of the rest.
+    """
+    some = logits[:, :: max(1, logits.shape[1] // 64)]
+    top = some.topk(max(1, some.shape[-1] // 10)).values
+    return float(top[..., [0, -1]].abs().amax(-1).median())
+
+
+def highest(*numbers: float) -> float:
+    """The largest of `numbers`, and nan where one is nan."""
+    return float(torch.tensor(numbers, dtype=torch.float64).max())
+
+
+def eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def key(tokens: Tensor) -> tuple:
+    """What tells one sequence or batch from another."""
+    return (len(tokens), *tokens.flatten().tolist())
+
+
+def precision(decoder, tokens: Tensor) -> torch.dtype:
+    """The type that `decoder` computes in: its `dtype`, the coarsest of its model, its logits'."""
+    given = getattr(decoder, "dtype", None)
+    if isinstance(given, torch.dtype):
+        return given
+    model = getattr(decoder, "model", None)
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    types = {p.dtype for p in parameters if p.dtype in DECLARED}
+    return max(types, key=eps) if types else one_pass(decoder, tokens).dtype
+
+
+def float64_copy(decoder, tokens: Tensor):
+    """A float64 copy of `decoder` that can read `tokens`, or None where there is none."""
     try:
-        return decoder.to_float64()
-    except Exception:  # a model that cannot be copied or cast: the tolerance is then declared
+        copy = decoder.to_float64()
+        one_pass(copy, tokens)
+        run(copy, tokens, [tokens.shape[1]])
+    except Exception:  # a model that cannot be copied, cast or run: the tolerance is then declared
         return None
+    return copy
 
 
 def first_layer(decoder, tokens: Tensor, chunks, padding: Tensor | None, at: Place) -> str:
     """Where inside our model the difference at `at` starts: ", layer 1"; "" where it is not ours.
 
     The stream after the embeddings and after each block is caught by hooks, in the run that went
-    wrong and in one pass of the same model, and the two are compared at that row and position.
+    wrong and in one pass of the same model, and the two are compared at that row and position. They
+    are caught in the model alone: of a step that reads its weights in another form nothing is said.
     """
     model = getattr(decoder, "model", None)
-    if not isinstance(model, GPT2) or decoder.cache is None:
+    cache, form = getattr(decoder, "cache", None), getattr(decoder, "form", "float32")
+    if not isinstance(model, GPT2) or cache is None or form != "float32":
         return ""
     pad = 0 if padding is None else int(padding[at.row])
     alone = tokens[at.row : at.row + 1, pad:]
@@ -194,9 +258,10 @@ def first_layer(decoder, tokens: Tensor, chunks, padding: Tensor | None, at: Pla
     names = ["the embeddings", *(f"layer {i}" for i in range(len(model.h)))]
     for name, a, b in zip(names, found, right, strict=True):
         ours, theirs = a[at.row, at.position], b[0, at.position - pad]
-        if not (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max():
+        if not (ours - theirs).abs().max() <= ROUNDED * eps(ours.dtype) * theirs.abs().max():
             return f", starts in {name}"
-    return ", in no layer of its own: the reference differs"
+    exact = eps(found[0].dtype) <= eps(torch.float32)  # else rounding may hide the layer
+    return ", in no layer of its own: the reference differs" if exact else ""
 
 
 def streams(model: GPT2, call) -> list[Tensor]:

@@ -6,9 +6,12 @@ under them. The judge is a float64 copy of the reference, see `kvlib.judge`.
 
 import html
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+import torch
 
 from . import checks as _checks  # noqa: F401  enters every check in CHECKS
 from . import decoders
@@ -38,12 +41,17 @@ class Row:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """The rows of one examination, with the tolerance in logits and the reason why it is that."""
+    """The rows of one examination, with the tolerance in logits and the reason why it is that.
+
+    `length` is how many tokens were tested, at the most.
+    """
 
     rows: list[Row]
     tolerance: float | None = None
     why: str = ""
     decoder: str = field(default="")
+    length: int | None = None
+    note: str = ""
 
     @property
     def ok(self) -> bool:
@@ -60,12 +68,13 @@ class ParityReport:
         return [row.check for row in self.rows if row.verdict == FAIL]
 
     def summary(self) -> str:
-        """One line: how many checks passed, failed and did not apply, and the tolerance."""
+        """One line: the counts of verdicts, the tolerance, and the tested length in tokens."""
         counts = {
             kind: sum(row.verdict == kind for row in self.rows) for kind in (PASS, FAIL, SKIP)
         }
         owed = "unknown" if self.tolerance is None else f"{self.tolerance:.1e} ({self.why})"
-        return ", ".join(f"{n} {kind}" for kind, n in counts.items()) + f"; tolerance {owed}"
+        text = ", ".join(f"{n} {kind}" for kind, n in counts.items()) + f"; tolerance {owed}"
+        return text if self.length is None else f"{text}; tested to {self.length} tokens{self.note}"
 
     def __str__(self) -> str:
         lines = []
@@ -92,8 +101,11 @@ class ParityReport:
         return f"{table}<p>{html.escape(self.summary())}</p>"
 
     def as_dict(self) -> dict:
-        """The report as plain values for JSON."""
-        return {"ok": self.ok, **asdict(self)}
+        """The report as plain values for JSON, which has no nan and no infinity: they are None."""
+        plain = {"ok": self.ok, **asdict(self)}
+        for part in (plain, *plain["rows"]):
+            part |= {k: None for k, v in part.items() if type(v) is float and not math.isfinite(v)}
+        return plain
 
 
 def shown(row: Row) -> str:
@@ -123,10 +135,10 @@ def check(
     lab = Lab(decoder, reference, dtype_tol)
     rows = [examine(lab, CHECKS[name]) for name in names]
     judge = vars(lab).get("judge")  # only where some check could make one
-    title = type(decoder).__name__
-    if judge is None:
-        return ParityReport(rows, decoder=title)
-    return ParityReport(rows, judge.tolerance, judge.why, title)
+    window = getattr(decoder, "window", None) or 0
+    note = f", within its window of {window}" if window >= lab.limit else ""
+    report = ParityReport(rows, None, "", type(decoder).__name__, lab.limit, note)
+    return report if judge is None else replace(report, tolerance=judge.tolerance, why=judge.why)
 
 
 def examine(lab: Lab, item: Check) -> Row:
@@ -167,7 +179,10 @@ def main(args) -> int:
 
 
 def open_decoder(name: str, weights: str = "pretrained", cache: str | None = None):
-    """The Decoder of a model by name or directory, with one of our caches or Hugging Face's."""
+    """The Decoder of a model by name or directory, with one of our caches or Hugging Face's.
+
+    Weights stored in fewer bits are read as float32, whose rounding hides the least.
+    """
     from .weights import load
 
     folder = Path(name)
@@ -184,7 +199,6 @@ def open_decoder(name: str, weights: str = "pretrained", cache: str | None = Non
     else:
         from transformers import AutoModelForCausalLM
 
-        theirs = AutoModelForCausalLM.from_pretrained(
-            folder, use_safetensors=True, trust_remote_code=False, local_files_only=True
-        )
+        safe = dict(use_safetensors=True, trust_remote_code=False, local_files_only=True)
+        theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **safe)
     return decoders.from_hf(theirs, "static" if cache == "hf-static" else "dynamic")

@@ -26,6 +26,20 @@ def test_the_catalogue_has_24_bugs_or_more_of_every_family():
     assert {bug.family for bug in bugs.CATALOGUE.values()} == set(FAMILIES)
 
 
+def test_bugs_that_were_not_seen_are_named():
+    assert set(bugs.IMAGINED) < set(NAMES) and len(set(NAMES) - set(bugs.IMAGINED)) >= 24
+
+
+def test_a_patched_decoder_patches_the_last_position_too(model):
+    tokens = torch.arange(6)[None]
+    decoder = bugs.CATALOGUE["restart"].decoder(model)
+    for step in (decoder.step, decoder.last):
+        _, state = decoder.step(tokens, decoder.start(1, 12))
+        wrong = step(tokens + 6, state)[0][:, -1]
+        right = decoders.from_kvlib(model).full(torch.arange(12)[None])[:, -1]
+        assert (wrong - right).abs().max() > 1e-2
+
+
 def test_the_matrix_runs_on_a_small_model_with_a_block_above_300(model):
     config = model.config
     assert (config.n_layer, config.n_embd) == (2, 32) and config.block_size > 300

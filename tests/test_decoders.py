@@ -8,14 +8,23 @@ import torch
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 import kvlib
-from kvlib import decoders
+from kvlib import decoders, parity
+from kvlib.lab import Lab
 
 VOCAB, BLOCK = 97, 32
 SMALL = dict(vocab_size=VOCAB, bos_token_id=None, eos_token_id=None)
@@ -39,6 +48,28 @@ def opt():
     sizes = dict(hidden_size=32, ffn_dim=64, num_hidden_layers=2, word_embed_proj_dim=32)
     heads = dict(num_attention_heads=4, max_position_embeddings=BLOCK, pad_token_id=1)
     return OPTForCausalLM(OPTConfig(**sizes, **heads, **SMALL))
+
+
+def gptj():
+    sizes = dict(n_positions=BLOCK, n_embd=32, n_layer=2, n_head=4, rotary_dim=4)
+    return GPTJForCausalLM(GPTJConfig(**sizes, **SMALL))
+
+
+def mistral(window, length=BLOCK):
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, sliding_window=window)
+    heads = dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=length)
+    return MistralForCausalLM(MistralConfig(**sizes, **heads, pad_token_id=0, **SMALL))
+
+
+def t5():
+    return T5ForConditionalGeneration(
+        T5Config(vocab_size=VOCAB, d_model=32, d_ff=64, num_layers=1, num_heads=4, d_kv=8)
+    )
+
+
+def mamba():
+    sizes = dict(hidden_size=32, num_hidden_layers=1, state_size=4, pad_token_id=0)
+    return MambaForCausalLM(MambaConfig(**sizes, **SMALL))
 
 
 KINDS = {
@@ -114,7 +145,9 @@ def test_the_float64_copy_leaves_the_original_as_it_was(decoder):
     assert type(twin) is type(decoder) and twin.model is not decoder.model
 
 
-@pytest.mark.parametrize(("make", "block"), [(ours, BLOCK), (gpt2, BLOCK), (opt, BLOCK)])
+@pytest.mark.parametrize(
+    ("make", "block"), [(ours, BLOCK), (gpt2, BLOCK), (opt, BLOCK), (gptj, BLOCK)]
+)
 def test_a_table_of_positions_is_a_limit(make, block):
     model = make()
     from_model = decoders.from_kvlib if make is ours else decoders.from_hf
@@ -127,6 +160,34 @@ def test_rotary_positions_have_no_limit():
     decoder = decoders.from_hf(llama())
     assert decoder.block_size is None
     assert decoder.full(tokens(1, BLOCK + 1)).isfinite().all()
+
+
+@pytest.mark.parametrize(("make", "what"), [(t5, "encoder-decoder"), (mamba, "recurrent state")])
+def test_a_model_that_is_no_decoder_with_keys_and_values_is_refused_by_name(make, what):
+    model = make()
+    with pytest.raises(ValueError, match=rf"{type(model).__name__}.*{what}"):
+        decoders.from_hf(model)
+
+
+def test_a_window_that_cannot_be_rolled_back_is_a_power_that_is_lacking():
+    torch.manual_seed(0)
+    report = parity.check(decoders.from_hf(mistral(window=8)))
+    assert report.ok, report
+    assert report["truncate and continue"].verdict == "not applicable"
+    assert report["left padding"].verdict == "pass"
+
+
+@pytest.mark.parametrize(("length", "tested"), [(32, 32), (5000, 1024)])
+def test_rotary_models_are_tested_to_the_length_they_were_made_for(length, tested):
+    decoder = decoders.from_hf(mistral(window=2048, length=length))
+    assert decoder.block_size is None and Lab(decoder).limit == tested
+    report = parity.check(decoder, checks=["past the last position"])
+    assert f"tested to {tested} tokens, within its window of 2048" in report.summary()
+
+
+def test_a_function_gets_its_tokens_where_it_wants_them():
+    decoder = decoders.from_past(lambda ids, past: None, vocab_size=VOCAB, device="meta")
+    assert decoder.device.type == "meta" and Lab(decoder).draw(1, 3, 0).is_meta
 
 
 def test_the_peer_is_hugging_face_over_the_same_memory():

@@ -1,16 +1,22 @@
 """Correct decoders pass, wrong ones fail, and nothing a decoder does makes the instrument raise."""
 
+import copy
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import kvlib
 from kvlib import bugs, decoders, judge, parity
-from kvlib.lab import pieces
+from kvlib.decoders import KvlibDecoder
+from kvlib.lab import Lab, pieces
+
+BOOK = Path(__file__).parent.parent / "book" / "bring-your-own.md"
 
 POWERS = ("another implementation", "left padding", "truncate and continue")
 POWERS += ("truncate to nothing", "truncate too far")
@@ -31,6 +37,13 @@ def past_style(model):
     return decoders.from_past(fn, vocab_size=model.config.vocab_size, block_size=320)
 
 
+class NoRun(KvlibDecoder):
+    """A decoder whose copy in double precision is made and cannot run."""
+
+    def to_float64(self):
+        return Broken(RuntimeError("no kernel for double"))
+
+
 CORRECT = {
     "kvlib static": lambda m: decoders.from_kvlib(m),
     "kvlib growing": lambda m: decoders.from_kvlib(m, "growing"),
@@ -38,6 +51,7 @@ CORRECT = {
     "hf dynamic": lambda m: decoders.from_hf(decoders.to_hf(m)),
     "hf static": lambda m: decoders.from_hf(decoders.to_hf(m), "static"),
     "float64": lambda m: decoders.from_kvlib(m).to_float64(),
+    "no copy that runs": lambda m: NoRun(m, "static"),
     "tuple of past": past_style,
 }
 
@@ -66,8 +80,6 @@ def test_a_llama_passes_with_both_caches():
 
 
 def test_bfloat16_passes_with_the_tolerance_that_rounding_explains(model):
-    import copy
-
     report = parity.check(decoders.from_kvlib(copy.deepcopy(model).bfloat16()))
     assert report.ok, report
     assert report.tolerance > 100 * parity.check(decoders.from_kvlib(model)).tolerance
@@ -140,6 +152,299 @@ class NotANumber(Minimal):
 @pytest.mark.parametrize("wrong", [LastOnly, NotANumber])
 def test_missing_rows_and_nan_are_failures(wrong):
     assert "chunks" in parity.check(wrong()).failed
+
+
+class Joined128(KvlibDecoder):
+    def step(self, tokens, state, padding=None):
+        if state.length or not 96 < tokens.shape[1] <= self.block_size:
+            return super().step(tokens, state, padding)
+        found = []
+        for piece in tokens.split(128, dim=1):
+            logits, part = super().step(piece, self.start(*piece.shape))
+            for layer in range(len(part.keys)):
+                state.update(layer, part.keys[layer], part.values[layer])
+            state.advance(piece.shape[1])
+            found.append(logits)
+        return torch.cat(found, dim=1), state
+
+
+class DropsPadding(kvlib.StaticCache):
+    def truncate(self, length):
+        super().truncate(length)
+        self.padding = None
+
+
+class WipesOtherRows(kvlib.StaticCache):
+    def truncate(self, length):
+        super().truncate(length)
+        self.keys[:, 1:].zero_()
+
+
+class RollsBatch(kvlib.GrowingCache):
+    def update(self, layer, k, v):
+        if self.keys[layer].shape[2] < 64 <= self.keys[layer].shape[2] + k.shape[2]:
+            self.keys[layer] = self.keys[layer].roll(1, 0)
+        return super().update(layer, k, v)
+
+
+class ChangesPadding(KvlibDecoder):
+    def step(self, tokens, state, padding=None):
+        found = super().step(tokens, state, None if padding is None else padding.clone())
+        if padding is not None:
+            padding += 1
+        return found
+
+
+MISSED = {
+    "a prompt of more than 96 tokens": (Joined128, "to the last position"),
+    "padding after a rollback": (DropsPadding, "left padding"),
+    "a rollback of several rows": (WipesOtherRows, "left padding", "truncate and continue"),
+    "a resize of several rows": (RollsBatch, "to the last position"),
+    "padding written to": (ChangesPadding, "caller's tensors"),
+}
+
+
+@pytest.mark.parametrize("name", MISSED)
+def test_what_only_a_long_a_padded_or_a_wide_run_shows_is_found(model, name):
+    """Each of these passed every check once."""
+    wrong, *checks = MISSED[name]
+    is_cache = not issubclass(wrong, KvlibDecoder)
+    report = parity.check(bugs.CacheDecoder(model, wrong) if is_cache else wrong(model, "static"))
+    assert report.failed == checks, report
+
+
+class Masked(KvlibDecoder):
+    """Ids from `first` on pad the vocabulary: their logits are a finite number."""
+
+    fill, first = 0.0, 90
+
+    def run(self, *args, **kwargs):
+        logits, state = super().run(*args, **kwargs)
+        return self.masked(logits), state
+
+    def full(self, tokens):
+        return self.masked(super().full(tokens))
+
+    def masked(self, logits):
+        pads = torch.arange(logits.shape[-1]) >= self.first
+        return torch.where(pads, torch.tensor(self.fill, dtype=logits.dtype), logits)
+
+    def peer(self):
+        raise NotImplementedError("no other masks its vocabulary")
+
+
+class MaskedHalf(Masked):
+    def start(self, batch, capacity):
+        kind, dtype = bugs.CATALOGUE["half-cache"].part, self.model.wte.weight.dtype
+        return kind(self.model.config, batch, capacity, dtype=dtype)
+
+
+@pytest.mark.parametrize("fill", [-1e4, -1e9, torch.finfo(torch.float32).min, -torch.inf])
+@pytest.mark.parametrize("first", [90, 30])
+def test_ids_that_pad_a_vocabulary_do_not_widen_the_tolerance(model, monkeypatch, fill, first):
+    monkeypatch.setattr(Masked, "fill", fill)
+    monkeypatch.setattr(Masked, "first", first)
+    report = parity.check(Masked(model, "static"))
+    assert report.ok and report.tolerance < 1e-4, report
+    assert "one token at a time" in parity.check(MaskedHalf(model, "static")).failed
+    declared = parity.check(past_of(Masked(model, "static")), checks=["premises"])
+    assert declared.ok and declared.tolerance < 1e-3
+
+
+def past_of(decoder):
+    """`decoder` as a function of tokens and past."""
+
+    def fn(tokens, past):
+        return decoder.step(tokens, decoder.start(len(tokens), 320) if past is None else past)
+
+    return decoders.from_past(fn, vocab_size=97, block_size=320)
+
+
+def test_the_labs_own_objection_is_no_refusal(model):
+    """Logits of the last token alone were once taken for an error past the end."""
+
+    def last_only(tokens, past):
+        store = kvlib.GrowingCache(model.config, len(tokens)) if past is None else past
+        return model(tokens, store, last_only=True), store
+
+    decoder = decoders.from_past(last_only, vocab_size=97, block_size=320)
+    report = parity.check(decoder, decoders.from_kvlib(model))
+    assert {"past the last position", "past the capacity"} <= set(report.failed)
+    assert "not for the last alone" in report["chunks"].where
+
+
+def test_another_vocabulary_is_not_called_a_missing_row(model):
+    decoder = decoders.from_past(past_of(KvlibDecoder(model, "static")).fn, vocab_size=90)
+    where = parity.check(decoder, checks=["chunks"])["chunks"].where
+    assert "vocab_size is 90" in where and "97 logits" in where and "last alone" not in where
+
+
+class FailsEarly(KvlibDecoder):
+    """Past its first eight tokens it fails for a reason of its own, which is no refusal."""
+
+    def step(self, tokens, state, padding=None):
+        if tokens.shape[1] > 300:
+            raise RuntimeError("out of luck")
+        return super().step(tokens, state, padding)
+
+
+def test_only_an_error_on_the_overflowing_token_is_a_refusal(model):
+    row = parity.check(FailsEarly(model, "static"))["past the last position"]
+    assert row.verdict == "fail" and "out of luck" in row.where
+
+
+def test_a_decoder_may_declare_another_policy_at_its_limit(model):
+    rolling = bugs.CATALOGUE["silent-restart"].decoder(model)
+    rolling.on_limit = "restart"
+    row = parity.check(rolling)["past the last position"]
+    assert row.verdict == "not applicable" and "on_limit='restart'" in row.meaning
+
+
+class Float32Logits(KvlibDecoder):
+    """A model in fewer bits that returns its logits in float32, as many do."""
+
+    def run(self, *args, **kwargs):
+        logits, state = super().run(*args, **kwargs)
+        return self.widened(logits), state
+
+    def full(self, tokens):
+        return self.widened(super().full(tokens))
+
+    def widened(self, logits):
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def peer(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_tolerance_follows_the_type_that_the_model_computes_in(model, dtype):
+    narrow = copy.deepcopy(model).to(dtype)
+    right = decoders.from_kvlib(model)
+    assert parity.check(Float32Logits(narrow, "static")).ok
+    assert parity.check(past_of(KvlibDecoder(narrow, "static"))).ok
+    for decoder in (decoders.from_kvlib(narrow), past_of(KvlibDecoder(narrow, "static"))):
+        report = parity.check(decoder, right)
+        assert report.ok, report
+    wrong = parity.check(bugs.CATALOGUE["reversed-concat"].decoder(narrow), right)
+    assert "chunks" in wrong.failed
+
+
+def test_a_decoder_may_say_what_it_computes_in(model):
+    decoder = past_of(Float32Logits(copy.deepcopy(model).bfloat16(), "static"))
+    decoder.dtype = torch.bfloat16
+    assert parity.check(decoder).ok
+
+
+@pytest.mark.parametrize("checks", [["chunks"], ["two states", "premises"]])
+def test_the_tolerance_is_measured_before_the_first_verdict(model, checks):
+    """It once grew from check to check, so that a row could fail below what was printed."""
+    whole = parity.check(decoders.from_kvlib(model)).tolerance
+    assert parity.check(decoders.from_kvlib(model), checks=checks).tolerance == whole
+
+
+def test_everything_a_check_reads_is_measured_beforehand(model):
+    lab = Lab(decoders.from_kvlib(model))
+    known = set(lab.judge.known)
+    assert lab.judge.distance > 0
+    for name in set(parity.CHECKS) - {"premises", "greedy tokens"}:
+        parity.CHECKS[name].function(lab)
+    assert set(lab.judge.known) == known
+    texts = [lab.texts.long, *lab.texts.beside()]
+    assert known == {judge.key(tokens) for tokens in texts}
+
+
+class NaNInDecode(KvlibDecoder):
+    def step(self, tokens, state, padding=None):
+        logits, state = super().step(tokens, state, padding)
+        return logits + (torch.nan if tokens.shape[1] == 1 else 0), state
+
+
+def test_nan_is_a_failure_and_valid_json(model):
+    """JSON has no word for it: a report with one could not be read back."""
+    report = parity.check(NaNInDecode(model, "static"), checks=["premises", "one token at a time"])
+    row = report["one token at a time"]
+    assert row.verdict == "fail" and row.max_abs_diff != row.max_abs_diff
+    plain = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert plain["rows"][1]["max_abs_diff"] is None and plain["rows"][1]["verdict"] == "fail"
+
+
+def test_a_reference_of_nan_passes_nothing(model):
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken.wpe.weight[100] = torch.nan
+    report = parity.check(decoders.from_kvlib(broken))
+    assert report["premises"].verdict == "fail" and report["chunks"].verdict == "fail"
+    assert json.dumps(report.as_dict(), allow_nan=False)
+
+
+def test_the_layer_is_not_named_where_the_step_reads_other_weights(model):
+    try:
+        decoder = decoders.from_kvlib(model, form="float16")
+        row = parity.check(decoder, checks=["one token at a time"])["one token at a time"]
+    except (RuntimeError, ValueError) as error:
+        pytest.skip(f"no float16 product here: {error}")
+    assert row.verdict == "fail" and "layer" not in row.where
+
+
+def test_the_layer_is_found_in_bfloat16_too(model):
+    wrong = bugs.CATALOGUE["off-by-one"].decoder(copy.deepcopy(model).bfloat16())
+    row = parity.check(wrong, checks=["chunks"])["chunks"]
+    assert row.where.endswith("starts in the embeddings")
+
+
+def test_rounding_is_not_taken_for_a_layer_that_goes_wrong(model):
+    """In bfloat16 every layer is off by more than float32 allows, and none is wrong."""
+    right = decoders.from_kvlib(model)
+    for dtype in (torch.float32, torch.bfloat16):
+        wrong = bugs.CATALOGUE["exact-gelu"].decoder(copy.deepcopy(model).to(dtype))
+        row = parity.check(wrong, right, checks=["chunks"], dtype_tol=1e-6)["chunks"]
+        exact = dtype == torch.float32
+        end = "in no layer of its own: the reference differs" if exact else "chunk 0"
+        assert row.verdict == "fail" and row.where.endswith(end)
+
+
+def test_a_decoder_with_our_model_and_no_cache_of_ours_gets_a_place(model):
+    class Other:
+        vocab_size, block_size = 97, 320
+
+        def __init__(self):
+            self.inner = bugs.CATALOGUE["restart"].decoder(model)
+            self.model, self.start, self.step = model, self.inner.start, self.inner.step
+
+    row = parity.check(Other(), decoders.from_kvlib(model), checks=["chunks"])["chunks"]
+    assert row.where.startswith("row 0, position") and "layer" not in row.where
+
+
+def test_the_report_says_how_many_tokens_were_tested(model):
+    assert "tested to 320 tokens" in parity.check(decoders.from_kvlib(model)).summary()
+    endless = parity.check(past_style(model), checks=["chunks"])
+    assert endless.length == 320 and "tested to 320 tokens" in str(endless)
+
+
+def snippets() -> list[str]:
+    """The programs of the page on bringing one's own model."""
+    return re.findall(r"```python\n(.*?)```", BOOK.read_text(), re.S)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_programs_of_bring_your_own_run(saved, model, number, capsys):
+    small = kvlib.load(str(saved / "gpt2"))
+    source = snippets()[number].replace("path/to/a/model", str(saved / "llama"))
+    source = source.replace("50257, 1024", "97, 40").replace("=50257", "=97")
+    source = source.replace("=1024", "=40")
+
+    def my_model(tokens, past):
+        past = kvlib.GrowingCache(small.config, len(tokens)) if past is None else past
+        logits = small(tokens, past)
+        return (logits, past) if number == 1 else logits
+
+    def my_cache(batch, capacity):
+        return kvlib.StaticCache(small.config, batch, capacity)
+
+    exec(source, {"my_model": my_model, "MyCache": my_cache})
+    assert "0 fail" in capsys.readouterr().out
+    assert len(snippets()) == 3
 
 
 def test_an_unknown_check_is_refused_by_name(model):
@@ -234,6 +539,7 @@ def saved(tmp_path_factory):
     """A small GPT-2 and a small Llama, as `save_pretrained` writes them."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("models")
     small = kvlib.GPT2(kvlib.GPT2Config(40, 97, 1, 2, 16)).eval()
     decoders.to_hf(small).save_pretrained(folder / "gpt2")
@@ -259,6 +565,17 @@ def test_the_command_takes_any_other_model_through_transformers(saved):
 @pytest.mark.parametrize("cache", ["static", "growing", "none", "hf-dynamic", "hf-static"])
 def test_every_cache_can_be_named(saved, cache):
     assert parity.open_decoder(str(saved / "gpt2"), cache=cache).vocab_size == 97
+
+
+def test_a_checkpoint_in_half_precision_is_judged_in_float32(saved, tmp_path):
+    """Its own rounding would hide what is smaller."""
+    from transformers import AutoModelForCausalLM
+
+    for name in ("llama", "gpt2"):
+        half = AutoModelForCausalLM.from_pretrained(saved / name, dtype=torch.bfloat16)
+        half.save_pretrained(tmp_path / name)
+        decoder = parity.open_decoder(str(tmp_path / name), cache="hf-dynamic")
+        assert {p.dtype for p in decoder.model.parameters()} == {torch.float32}
 
 
 def test_the_command_exits_1_where_a_check_failed(saved, monkeypatch, capsys):

@@ -13,10 +13,12 @@ import real_model
 from kvlib import decoders, parity
 
 MISSING = [name for name in ("gguf", "accelerate") if not importlib.util.find_spec(name)]
-READY = (real_model.FOLDER / real_model.NAME).exists() and not MISSING
+HERE = (real_model.FOLDER / real_model.NAME).exists()
+NEEDS = "the real model (98 MB) is not here; `make real-model` fetches it"
+if HERE:
+    NEEDS = f"reading the real model needs {' and '.join(MISSING)}: install the test extra"
 pytestmark = pytest.mark.skipif(
-    not READY and not os.environ.get("CI"),
-    reason="the real model (98 MB) is not here; `make real-model` fetches it",
+    (not HERE or bool(MISSING)) and not os.environ.get("CI"), reason=NEEDS
 )
 
 

@@ -5,7 +5,8 @@
 mutmut makes the changes and runs the tests of the model, caches, generation and step on each, in a
 copy under .cache/mutants, so that a run can be interrupted and resumed. Changes of texts alone
 are left out, and so is the command line, whose tests start another process. A change on which the
-tests hang is no success and is listed like a survivor.
+tests hang is no success and is listed like a survivor. mutmut makes no change inside a decorated
+function (properties, class methods, `torch.no_grad`): what those do is not covered by this list.
 """
 
 import os

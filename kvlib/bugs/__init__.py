@@ -1,8 +1,8 @@
-"""Planted bugs: real mistakes in key-value caching, each the smallest change to correct code.
+"""Planted bugs: mistakes in key-value caching, each the smallest change to correct code.
 
-Every one was seen in public code. `CATALOGUE[name].decoder(model)` is a Decoder with that bug and
-no other, `.symptom` says in a line what goes wrong, and `.check` names the check of `kvlib.parity`
-that should find it. `matrix()` runs every check on every bug.
+Most were seen in public code; `IMAGINED` names those that were not. `CATALOGUE[name]` has
+`.decoder(model)`, a Decoder with that bug and no other, `.symptom`, what goes wrong in a line, and
+`.check`, the check of `kvlib.parity` that should find it. `matrix()` runs every check on every bug.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from .plant import CATALOGUE, Bug, CacheDecoder, PatchedDecoder
 
 __all__ = [
     "CATALOGUE",
+    "IMAGINED",
     "Bug",
     "CacheDecoder",
     "PatchedDecoder",
@@ -26,6 +27,16 @@ __all__ = [
     "needed",
     "small_model",
 ]
+
+# Near relations of bugs that were seen, most of them for a check that would have no other.
+IMAGINED = (
+    "prompt-of-one",
+    "one-prompt-for-all",
+    "last-is-first",
+    "whole-blocks",
+    "dropout-left-on",
+    "weights-not-loaded",
+)
 
 
 def small_model(seed: int = 0) -> GPT2:

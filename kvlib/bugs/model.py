@@ -68,6 +68,13 @@ class CounterInBF16(StaticCache):
         return int(torch.tensor(exact, dtype=torch.bfloat16))
 
 
+@planted("last-is-first", "positions", PROMPT, "last() gives the logits of the first new token")
+class LastIsFirst(KvlibDecoder):
+    def last(self, tokens, state):
+        logits, state = self.step(tokens, state)
+        return logits[:, :1], state
+
+
 @planted("joined-fragments", "positions", PROMPT, "pieces of a prompt all start at position 0")
 class JoinedFragments(KvlibDecoder):
     def step(self, tokens, state, padding=None):

@@ -167,6 +167,13 @@ class RowLeftBehind(StaticCache):
         self.length += length > 0
 
 
+@planted("whole-blocks", "rollback", "truncate and continue", "only blocks of 4 rows are kept")
+class WholeBlocks(StaticCache):
+    def truncate(self, length):
+        super().truncate(length)
+        self.length -= length % 4
+
+
 @planted("wiped", "rollback", "truncate and continue", "a rollback forgets everything")
 class Wiped(StaticCache):
     def truncate(self, length):
