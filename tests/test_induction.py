@@ -7,7 +7,7 @@ import torch
 import induction
 import real_model
 from kvlib import look
-from test_real_model import READY
+from test_real_model import NEEDS, READY
 
 
 def test_the_recording_is_whole_and_says_how_it_was_made():
@@ -31,7 +31,7 @@ def test_the_recorded_weights_follow_from_the_recorded_rows(name):
     assert run.weights.sum(-1).sub(1).abs().max() < 1e-2
 
 
-@pytest.mark.skipif(not READY, reason="the real model (98 MB) is not here; `make real-model`")
+@pytest.mark.skipif(not READY, reason=NEEDS)
 def test_the_recording_can_be_made_again():
     model, tokenizer = real_model.load()
     model.set_attn_implementation("eager")

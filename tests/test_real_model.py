@@ -14,12 +14,11 @@ from kvlib import decoders, parity
 
 MISSING = [name for name in ("gguf", "accelerate") if not importlib.util.find_spec(name)]
 HERE = (real_model.FOLDER / real_model.NAME).exists()
+READY = HERE and not MISSING
 NEEDS = "the real model (98 MB) is not here; `make real-model` fetches it"
 if HERE:
-    NEEDS = f"reading the real model needs {' and '.join(MISSING)}: install the test extra"
-pytestmark = pytest.mark.skipif(
-    (not HERE or bool(MISSING)) and not os.environ.get("CI"), reason=NEEDS
-)
+    NEEDS = f"reading the real model needs {' and '.join(MISSING)}; `make real-model` installs them"
+pytestmark = pytest.mark.skipif(not READY and not os.environ.get("CI"), reason=NEEDS)
 
 
 @pytest.fixture(scope="module")
