@@ -127,8 +127,10 @@ def test_a_laptop_shows_whole_lines_of_code(visit):
     assert wide == []
 
 
-def test_a_phone_scrolls_no_page_sideways(visit):
+def test_a_phone_scrolls_no_page_sideways_and_wide_tables_by_key(visit):
     visit.page.set_viewport_size(PHONE)
+    visit.page.wait_for_function("""[...document.querySelectorAll('.bd-article table')]
+        .every((table) => table.tabIndex === 0 || table.scrollWidth <= table.clientWidth + 4)""")
     width = visit.page.evaluate("document.documentElement.scrollWidth")
     visit.page.set_viewport_size(DESK)
     assert width <= PHONE["width"]
