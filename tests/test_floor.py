@@ -18,18 +18,14 @@ from kvlib import (
     plots,
 )
 from kvlib.samples import Samples
+from tiny import CONFIG, prompt
 
-CONFIG = GPT2Config(block_size=40, vocab_size=58, n_layer=2, n_head=4, n_embd=32)
 HAND = floor.Speeds(read=100.0, product=1000.0, attention=10.0, dispatch_s=0.5)
 
 
 @pytest.fixture(scope="module")
 def model():
     return GPT2(CONFIG).eval()
-
-
-def prompt(length: int, rows: int = 1) -> torch.Tensor:
-    return torch.randint(58, (rows, length), generator=torch.Generator().manual_seed(length))
 
 
 def test_the_parts_of_a_step_are_bytes_and_flops_over_the_speeds():

@@ -6,18 +6,13 @@ import unittest.mock
 import pytest
 import torch
 
-from kvlib import GPT2, GPT2Config, StaticCache, decoders, floor, graph, levers, parity
-
-CONFIG = GPT2Config(block_size=40, vocab_size=58, n_layer=2, n_head=4, n_embd=32)
+from kvlib import GPT2, StaticCache, decoders, floor, graph, levers, parity
+from tiny import CONFIG, prompt
 
 
 @pytest.fixture(scope="module")
 def model():
     return GPT2(CONFIG).eval()
-
-
-def prompt(length: int, rows: int = 1) -> torch.Tensor:
-    return torch.randint(58, (rows, length), generator=torch.Generator().manual_seed(length))
 
 
 def test_a_fixed_step_passes_parity(model):

@@ -3,19 +3,14 @@
 import pytest
 import torch
 
-from kvlib import GPT2, GPT2Config, GrowingCache, StaticCache, decoders, levers, parity
+from kvlib import GPT2, GrowingCache, StaticCache, decoders, levers, parity
 from kvlib.samples import Samples
-
-CONFIG = GPT2Config(block_size=40, vocab_size=58, n_layer=2, n_head=4, n_embd=32)
+from tiny import CONFIG, prompt
 
 
 @pytest.fixture(scope="module")
 def model():
     return GPT2(CONFIG).eval()
-
-
-def prompt(length: int, rows: int = 1) -> torch.Tensor:
-    return torch.randint(58, (rows, length), generator=torch.Generator().manual_seed(length))
 
 
 @pytest.mark.parametrize("form", ["whole", "separate", "transposed", "split", "packed"])

@@ -5,11 +5,10 @@ import copy
 import pytest
 import torch
 
-from kvlib import GPT2, GPT2Config, GrowingCache, StaticCache, decoders, generate, product
+from kvlib import GPT2, GrowingCache, StaticCache, decoders, generate, product
 from kvlib.model import MLP
 from kvlib.step import Step
-
-CONFIG = GPT2Config(block_size=40, vocab_size=58, n_layer=2, n_head=4, n_embd=32)
+from tiny import CONFIG, prompt
 
 
 @pytest.fixture(params=[False, True])
@@ -23,10 +22,6 @@ def model(request, monkeypatch):
             parameter.add_(torch.randn(parameter.shape, generator=random), alpha=0.1)
         yield model
     torch.set_num_threads(before)
-
-
-def prompt(length: int, rows: int = 1) -> torch.Tensor:
-    return torch.randint(58, (rows, length), generator=torch.Generator().manual_seed(length))
 
 
 @pytest.mark.parametrize("cache", [StaticCache, GrowingCache])
