@@ -1,5 +1,7 @@
 """The matrix product of a linear layer, kept busy on every core when there are few rows."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,25 +28,36 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     dozens of these calls, and each operator has its price. Many rows, one thread, another device or
     another dtype take the plain product.
     """
+    return multiplier(weight, bias, x.numel() // weight.shape[1])(x)
+
+
+def multiplier(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
+    """`linear` by this weight for x of `rows` rows, as a function of x: the views are made once."""
     n_out, n_in = weight.shape
-    rows = x.numel() // n_in
     width = slice_width(rows, n_out)
-    if not width or x.dtype != torch.float32 or not x.is_cpu:
-        return F.linear(x, weight, bias)
+    if not width or weight.dtype != torch.float32 or not weight.is_cpu:
+        return lambda x: F.linear(x, weight, bias)
     whole = n_out - n_out % width
     if whole < n_out:
         first, last = (None, None) if bias is None else (bias[:whole], bias[whole:])
-        parts = linear(x, weight[:whole], first), F.linear(x, weight[whole:], last)
-        return torch.cat(parts, dim=-1)
+        most, rest = multiplier(weight[:whole], first, rows), weight[whole:]
+        return lambda x: torch.cat((most(x), F.linear(x, rest, last)), dim=-1)
     slices = weight.view(-1, width, n_in)
-    x, y_shape = x.reshape(rows, n_in), x.shape[:-1] + (n_out,)
     if rows == 1 or IN_PLACE:
-        bias = None if bias is None else bias.view(-1, 1, width)
-        y = product(x.expand(len(slices), rows, n_in), slices.transpose(1, 2), bias)
-        return y.transpose(0, 1).reshape(y_shape)
-    bias = None if bias is None else bias.view(-1, width, 1)
-    y = product(slices, x.t().expand(len(slices), n_in, rows), bias)
-    return y.view(n_out, rows).t().contiguous().view(y_shape)
+        right, add = slices.transpose(1, 2), None if bias is None else bias.view(-1, 1, width)
+
+        def on_the_left(x: Tensor) -> Tensor:
+            y = product(x.reshape(rows, n_in).expand(len(right), -1, -1), right, add)
+            return y.transpose(0, 1).reshape(*x.shape[:-1], n_out)
+
+        return on_the_left
+    add = None if bias is None else bias.view(-1, width, 1)
+
+    def on_the_right(x: Tensor) -> Tensor:
+        y = product(slices, x.reshape(rows, n_in).t().expand(len(slices), -1, -1), add)
+        return y.view(n_out, rows).t().contiguous().view(*x.shape[:-1], n_out)
+
+    return on_the_right
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ is left are the operators of the model, in its order, on its numbers: the same l
 may also read the weights in fewer bytes, and then the logits differ: `parity` says by how much.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .model import GPT2, MLP, Attention, Block, Linear
-from .product import linear, product, slice_width
+from .product import multiplier
 
 PLAIN = (Attention, Block, GPT2, Linear, MLP, nn.Embedding, nn.LayerNorm, nn.ModuleList)
 Rows = Callable[[Tensor], Tensor]  # (B, 1, in) to (B, 1, out)
@@ -95,23 +96,11 @@ def norm(module: nn.LayerNorm) -> Rows:
 
 
 def float32(module: nn.Linear | nn.Embedding) -> Rows:
-    """The product of `product.linear`; the views that it takes of the weight are made once."""
-    weight, bias = module.weight, getattr(module, "bias", None)
-    n_out, n_in = weight.shape
-    width = slice_width(1, n_out)
-    if not width:
-        return lambda x: (F.linear if len(x) == 1 else linear)(x, weight, bias)
-    if n_out % width:
-        return lambda x: linear(x, weight, bias)
-    slabs = weight.view(-1, width, n_in).transpose(1, 2)  # (slices, in, width)
-    cut = None if bias is None else bias.view(-1, 1, width)
-
-    def rows(x: Tensor) -> Tensor:
-        if len(x) > 1:
-            return linear(x, weight, bias)
-        return product(x.expand(len(slabs), 1, n_in), slabs, cut).view(1, 1, n_out)
-
-    return rows
+    """The product of `product.linear`; its views of the weight are made once a size of batch."""
+    ready = functools.cache(
+        functools.partial(multiplier, module.weight, getattr(module, "bias", None))
+    )
+    return lambda x: ready(len(x))(x)
 
 
 def packed(module: nn.Linear | nn.Embedding) -> Rows:
