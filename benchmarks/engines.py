@@ -14,6 +14,7 @@ from pathlib import Path
 
 PACKAGES = {  # engine -> the packages that it needs besides kvlib's own
     "kvlib": [],
+    "kvlib packed": [],
     "kvlib int8": [],
     "transformers loop": [],
     "transformers static loop": [],
@@ -197,6 +198,7 @@ def llama_cpp(folder, threads, gguf):
 
 ENGINES = {
     "kvlib": kvlib_as("float32"),
+    "kvlib packed": kvlib_as("packed"),
     "kvlib int8": kvlib_as("int8"),
     "transformers loop": transformers_loop,
     "transformers static loop": transformers_static,

@@ -191,8 +191,8 @@ class PastDecoder:
 def from_kvlib(model: GPT2, cache: str | None = "static", *, form: str = "float32") -> KvlibDecoder:
     """A Decoder of our model with cache "static" or "growing"; None recomputes everything.
 
-    `form` "float16" or "int8" lets a step read the weights in fewer bytes, on a CPU; its logits
-    then differ from the model's.
+    `form` "packed" keeps a second copy of the weights for batches, and "float16" or "int8" lets a
+    step read them in fewer bytes, on a CPU; its logits then differ from the model's. See `Step`.
     """
     return KvlibDecoder(model, cache, form)
 

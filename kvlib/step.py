@@ -17,6 +17,7 @@ from .model import GPT2, MLP, Attention, Block, Linear
 from .product import multiplier
 
 PLAIN = (Attention, Block, GPT2, Linear, MLP, nn.Embedding, nn.LayerNorm, nn.ModuleList)
+PACKED_ROWS = 4  # with fewer the product of the weight as it lies is as fast
 Rows = Callable[[Tensor], Tensor]  # (B, 1, in) to (B, 1, out)
 
 
@@ -26,8 +27,8 @@ class Step:
     It is faster for one token a sequence, in float32 on a CPU, without gradients; anything else is
     left to the model, and so is a model whose modules have been replaced or have hooks. `form` says
     how a step reads the matrices: "float32", the model's own; "packed", float32 copies in the
-    layout that oneDNN likes for several rows; "float16" or "int8", copies in a half or a quarter of
-    the bytes. Weights that were changed or moved are looked up, or packed, anew.
+    layout that oneDNN likes, for batches of four and more; "float16" or "int8", copies in a half
+    or a quarter of the bytes. Weights that were changed or moved are looked up, or packed, anew.
 
     Raises ValueError for an unknown form, and for one that this processor's PyTorch has not.
     """
@@ -96,21 +97,29 @@ def norm(module: nn.LayerNorm) -> Rows:
 
 
 def float32(module: nn.Linear | nn.Embedding) -> Rows:
-    """The product of `product.linear`; its views of the weight are made once a size of batch."""
-    ready = functools.cache(
-        functools.partial(multiplier, module.weight, getattr(module, "bias", None))
-    )
-    return lambda x: ready(len(x))(x)
+    """The product of `product.linear`; its views of the weight are made once a number of rows."""
+    weight, bias = module.weight, getattr(module, "bias", None)
+    by_rows, n_in = functools.cache(functools.partial(multiplier, weight, bias)), weight.shape[1]
+    return lambda x: by_rows(x.numel() // n_in)(x)
 
 
 def packed(module: nn.Linear | nn.Embedding) -> Rows:
-    """The product with a copy of the weight in blocks, which oneDNN reads once for several rows."""
+    """The product with a copy of the weight in blocks, which oneDNN reads once for several rows.
+
+    Fewer than PACKED_ROWS take the product of `float32`.
+    """
     if not torch.backends.mkldnn.is_available():
         raise ValueError("packed weights need PyTorch with oneDNN; use 'float32' here")
-    bias = getattr(module, "bias", None)
+    few, bias, n_in = float32(module), getattr(module, "bias", None), module.weight.shape[1]
     weight = torch.ops.mkldnn._reorder_linear_weight.default(module.weight.detach())
     multiply = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: multiply(x, weight, bias, "none", [], "")
+
+    def rows(x: Tensor) -> Tensor:
+        if x.numel() < PACKED_ROWS * n_in:
+            return few(x)
+        return multiply(x, weight, bias, "none", [], "")
+
+    return rows
 
 
 def float16(module: nn.Linear | nn.Embedding) -> Rows:

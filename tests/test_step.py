@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 
-from kvlib import GPT2, GrowingCache, StaticCache, decoders, generate, product
+from kvlib import GPT2, GrowingCache, StaticCache, decoders, floor, generate, product
+from kvlib.graph import eager
 from kvlib.model import MLP
-from kvlib.step import Step
+from kvlib.step import PACKED_ROWS, Step
 from tiny import CONFIG, prompt
 
 
@@ -134,7 +135,7 @@ def test_decoders_and_generation_take_it(model, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
 @pytest.mark.parametrize("form, bound", [("packed", 1e-5), ("float16", 1e-2), ("int8", 0.2)])
 def test_another_form_changes_the_logits_a_little(model, form, bound, rows):
     if form == "int8" and torch.backends.quantized.engine not in ("x86", "fbgemm"):
@@ -151,6 +152,14 @@ def test_another_form_changes_the_logits_a_little(model, form, bound, rows):
     model.h[0].mlp.c_fc.weight.mul_(1.5)  # a packed copy must not answer for the old weight
     again = step(token, StaticCache(CONFIG, rows)) - model(token, last_only=True)
     assert again.abs().max() < bound * want.std()
+
+
+@pytest.mark.parametrize("rows, used", [(PACKED_ROWS - 1, False), (PACKED_ROWS, True)])
+def test_packed_weights_are_for_several_rows(model, rows, used):
+    step, mine, token = Step(model, "packed"), StaticCache(CONFIG, rows), prompt(1, rows)
+    profile = floor.profiled(lambda: eager(step, mine, token))
+    names = {row.name for row in floor.operators(profile)}
+    assert ("mkldnn::_linear_pointwise" in names) == used
 
 
 def test_a_form_that_torch_has_not_is_refused(model, monkeypatch):
