@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from . import look
 from .model import GPT2
 from .plots import STYLE
-from .plots_cache import cache_step, palette
+from .plots.look import cache_step, palette
 from .tokenizer import tokenizer
 
 PROMPT = "ROMEO.\nMy heart is heavy, and"

@@ -170,16 +170,16 @@ class Bench:
 
     def plot(self, folder: Path) -> list[Path]:
         """Draw the per-token trace and the sweep of batches into `folder`; the files written."""
-        from . import plots, plots_timing
+        from . import plots
 
         plots.use_style()
         folder.mkdir(parents=True, exist_ok=True)
         batch = min(batch for batch, _ in self.traces)
         made = {
-            "trace.png": plots_timing.per_token(
+            "trace.png": plots.per_token(
                 {name: row for (size, name), row in self.traces.items() if size == batch}
             ),
-            "batches.png": plots_timing.by_batch(self.traces),
+            "batches.png": plots.by_batch(self.traces),
         }
         for name, figure in made.items():
             figure.savefig(folder / name)

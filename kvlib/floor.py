@@ -294,15 +294,19 @@ def peers_table(recording: Mapping) -> str:
 
 
 def by_engine(rows: Iterable[Mapping], corner: str, cell: str) -> str:
-    """A table of engine by work, each of `rows` written as the format `cell` says."""
+    """A table of engine by work as text, each of `rows` written as the format `cell` says."""
+    lines = grid(rows, corner, cell)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        f"{name:<{widths[0] + 1}}"
+        + "".join(f"{text:>{width + 2}}" for text, width in zip(told, widths[1:], strict=True))
+        for name, *told in lines
+    )
+
+
+def grid(rows: Iterable[Mapping], corner: str, cell: str) -> list[list[str]]:
+    """The works behind `corner`, then each engine and its cells; "-" where there is none."""
     cells = {(row["engine"], row["work"]): cell.format(**row) for row in rows}
-    works = {work: len(work) for _, work in cells}  # work -> width of its column
-    for (_, work), text in cells.items():
-        works[work] = max(works[work], len(text))
-    engines = list(dict.fromkeys(engine for engine, _ in cells))
-    left = max(map(len, [corner, *engines])) + 1
-    lines = [f"{corner:<{left}}" + "".join(f"{work:>{works[work] + 2}}" for work in works)]
-    for engine in engines:
-        told = (f"{cells.get((engine, work), '-'):>{works[work] + 2}}" for work in works)
-        lines.append(f"{engine:<{left}}" + "".join(told))
-    return "\n".join(lines)
+    engines, works = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
+    lines = [[engine, *(cells.get((engine, work), "-") for work in works)] for engine in engines]
+    return [[corner, *works], *lines]

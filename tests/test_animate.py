@@ -12,9 +12,10 @@ import torch
 from PIL import Image, ImageSequence
 
 from browser import chromium
-from kvlib import GPT2Config, GrowingCache, animate, generate, load, look, plots_cache, tokenizer
+from kvlib import GPT2Config, GrowingCache, animate, generate, load, look, plots, tokenizer
 from kvlib.__main__ import main
 from kvlib.model import GPT2
+from kvlib.plots.look import drawable, dwarfed, inset_scale, number_scale
 
 TEXT = "Once more,\n 🙂 dear friends"
 
@@ -108,31 +109,31 @@ def test_every_token_is_readable(text, labels):
 
 def test_labels_fit_and_use_only_letters_the_font_has():
     assert look.readable(60000) == "<60000>"
-    assert plots_cache.drawable("你") == "U+4F60"
-    assert plots_cache.drawable("a" * 40) == "a" * 11 + "…"
+    assert drawable("你") == "U+4F60"
+    assert drawable("a" * 40) == "a" * 11 + "…"
 
 
 def test_scales_hold_for_every_frame(run, sink):
     numbers = torch.stack([run.q, run.k, run.v])[:, 2, 1].abs()
-    limit = plots_cache.number_scale(run, 2, 1)
+    limit = number_scale(run, 2, 1)
     assert 0.98 < (numbers <= limit).float().mean() < 1
-    assert plots_cache.inset_scale(run, 2, 1) is None
-    assert plots_cache.inset_scale(sink, 2, 1) == sink.weights[2, 1, 2:, 1:].max()
+    assert inset_scale(run, 2, 1) is None
+    assert inset_scale(sink, 2, 1) == sink.weights[2, 1, 2:, 1:].max()
 
 
 def test_a_first_token_dwarfs_only_others():
-    assert not plots_cache.dwarfed(np.array([1.0]))
-    assert not plots_cache.dwarfed(np.array([0.9, 0.1]))
-    assert not plots_cache.dwarfed(np.array([0.6, 0.2, 0.2]))
-    assert not plots_cache.dwarfed(np.array([0.5, 0.125, 0.125]))  # four times is not more
-    assert plots_cache.dwarfed(np.array([0.9, 0.05, 0.05]))
+    assert not dwarfed(np.array([1.0]))
+    assert not dwarfed(np.array([0.9, 0.1]))
+    assert not dwarfed(np.array([0.6, 0.2, 0.2]))
+    assert not dwarfed(np.array([0.5, 0.125, 0.125]))  # four times is not more
+    assert dwarfed(np.array([0.9, 0.05, 0.05]))
 
 
 @pytest.mark.parametrize("step", [0, 3, -1])
 def test_a_frame_shows_one_scale_and_the_sink_at_its_true_height(run, sink, step):
     step %= len(run.words)
     for shown, bars in ((run, 1), (sink, 2 if step else 1)):
-        figure = plots_cache.cache_step(shown, step, 2, 1, "nano")
+        figure = plots.cache_step(shown, step, 2, 1, "nano")
         maps = [ax.images[0].get_clim() for ax in figure.axes if ax.images]
         assert len(maps) == 5 and len({round(high, 4) for _, high in maps}) == 1
         assert all(low == -high for low, high in maps)
@@ -148,14 +149,14 @@ def texts(figure) -> str:
 
 
 def test_prefill_and_decode_are_told_apart(run):
-    assert "PREFILL" in texts(plots_cache.cache_step(run, run.prompt - 1, 0, 0))
-    assert "DECODE" in texts(plots_cache.cache_step(run, run.prompt, 0, 0))
+    assert "PREFILL" in texts(plots.cache_step(run, run.prompt - 1, 0, 0))
+    assert "DECODE" in texts(plots.cache_step(run, run.prompt, 0, 0))
 
 
 @pytest.mark.parametrize(("step", "letters"), [(0, "WW"), (1, "WW"), (2, "RRW")])
 def test_rows_read_and_written_are_told_apart_by_letters_too(nano, step, letters):
     """They were coloured marks alone, which the docstring called letters."""
-    figure = plots_cache.cache_step(look.run(nano, encode("O Romeo"), 2), step, 0, 0)
+    figure = plots.cache_step(look.run(nano, encode("O Romeo"), 2), step, 0, 0)
     marked = ["".join(text.get_text() for text in ax.texts) for ax in figure.axes]
     assert [found for found in marked if set(found) <= set("RW") and found] == [letters] * 2
     assert "W  written by this pass" in texts(figure) and "R  read from" in texts(figure)

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 import measured
-from kvlib import bench, costs, plots_timing, stopwatch, timing
+from kvlib import bench, costs, plots, stopwatch, timing
 from kvlib.__main__ import main as command
 from kvlib.config import GPT2Config
 from kvlib.samples import Trace
@@ -194,9 +194,9 @@ def test_figures_at_their_extremes(tokens, names):
         for name in names
         for batch in (1, 32)
     }
-    per_token = plots_timing.per_token({name: traces[1, name] for name in names})
+    per_token = plots.per_token({name: traces[1, name] for name in names})
     assert len(per_token.axes[0].texts) == len(names)
-    figure = plots_timing.by_batch(traces)
+    figure = plots.by_batch(traces)
     figure.canvas.draw()
     assert [len(ax.lines) for ax in figure.axes] == [len(names)] * 3 + [
         len([name for name in names if name != "none"])
@@ -207,10 +207,10 @@ def test_figures_at_their_extremes(tokens, names):
 @pytest.mark.parametrize("measured", [{}, {(1, 16): 0.2}])
 def test_the_explorers_figure_at_its_extremes(batch, context, measured):
     predicted = {(b, c): 0.01 * b * c for b in (1, 32) for c in (16, 1000)}
-    figure = plots_timing.cost_of_a_token(predicted, measured, batch, context, (0.1, 400.0), "x")
+    figure = plots.cost_of_a_token(predicted, measured, batch, context, (0.1, 400.0), "x")
     figure.canvas.draw()
     lines = {name: [0.1] * 2 for name in bench.CACHES}
-    plots_timing.against_context(lines, [1, 1000], {"none": {1: 0.2}}).canvas.draw()
+    plots.against_context(lines, [1, 1000], {"none": {1: 0.2}}).canvas.draw()
 
 
 def test_the_page_of_measured_machines_is_what_the_recordings_say():

@@ -81,7 +81,7 @@ def test_every_function_that_a_chapter_imports_is_on_the_api_page():
 
 def test_the_functions_of_a_chapter_stand_under_headings_of_it():
     found = api.functions("10_seeing_the_cache.ipynb")
-    assert "plots_cache.cache_step" in found["The cache in one picture"]
+    assert "plots.cache_step" in found["The cache in one picture"]
     assert "kvlib.StaticCache" in found["What stays and what is added"]
     names = [name for some in found.values() for name in some]
     assert len(set(names)) == len(names)

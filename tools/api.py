@@ -21,8 +21,7 @@ from exercises import heading_link
 ROOT = Path(__file__).parent.parent
 PAGE, PACKAGE = ROOT / "book" / "api.md", ROOT / "kvlib"
 STOREYS = {
-    "Show: numbers in, pictures out": "explore explore_array plots plots_timing plots_cache animate"
-    " exercise",
+    "Show: numbers in, pictures out": "explore explore_array plots animate exercise",
     "Lab: examine any decoder": "parity judge bugs decoders timing memory allocator floor machine",
     "Engine: run a model": "generate step graph levers weights tokenizer train corpus look",
     "Model: arithmetic, cache and costs": "model caches config product costs shapes models bill",

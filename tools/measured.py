@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 
+from kvlib.floor import grid
 from kvlib.samples import ms
 
 ROOT = Path(__file__).parent.parent
@@ -112,7 +113,7 @@ def peers(recording: dict) -> list[str]:
     lines[0] += f"{recording['rounds']} rounds (least to most)."
     works = "; ".join(f"{work}: {means}" for work, means in recording.get("works", {}).items())
     lines += ["", f"{works}."] if works else []
-    lines += by_engine(recording, "{ratio:.2f} ({least:.2f} to {most:.2f})")
+    lines += engines(recording["rows"], "{ratio:.2f} ({least:.2f} to {most:.2f})")
     left_out: dict[str, list[str]] = {}
     for engine, why in recording["missing"].items():
         left_out.setdefault(why, []).append(engine)
@@ -128,16 +129,13 @@ def brief(recording: dict) -> list[str]:
     line = f"Other engines at the same work on {place(recording)}: time over that of {first}, below"
     line += f" 1 where faster, median of {recording['rounds']} rounds (least-most). [Measured "
     line += "machines](book/measured.md) says what each work is, and has more of them."
-    return [line, *by_engine(dict(rows=told), "{ratio:.2f} ({least:.2f}-{most:.2f})")]
+    return [line, *engines(told, "{ratio:.2f} ({least:.2f}-{most:.2f})")]
 
 
-def by_engine(recording: dict, cell: str) -> list[str]:
-    """A table of engine by work, each row of the recording written as `cell` says."""
-    cells = {(row["engine"], row["work"]): cell.format(**row) for row in recording["rows"]}
-    works = list(dict.fromkeys(work for _, work in cells))
-    engines = dict.fromkeys(engine for engine, _ in cells)
-    rows = [[engine, *(cells.get((engine, work), "") for work in works)] for engine in engines]
-    return table(["engine", *works], rows)
+def engines(rows: list[dict], cell: str) -> list[str]:
+    """A Markdown table of engine by work, each of `rows` written as `cell` says."""
+    works, *told = grid(rows, "engine", cell)
+    return table(works, told)
 
 
 def floor(recording: dict) -> list[str]:

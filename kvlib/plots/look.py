@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Rectangle
 
-from .look import Run
-from .plots import COLOUR, DIVERGING, heat
-from .plots.cache import FIRST, READ
+from ..look import Run
+from .cache import FIRST, READ
+from .parts import heat
+from .style import COLOUR, DIVERGING
 
 INK, QUIET, NEW = "#22262b", "#5b6470", COLOUR["recomputed"]
 MASKED, EMPTY = "#c9d0d8", "#f1f3f5"

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from .plots import COLOUR
-from .samples import Trace
+from ..samples import Trace
+from .style import COLOUR
 
 LINES = {  # a cached step has the cached colour; a copy made at every step is dashed
     "none": dict(color=COLOUR["recomputed"], linestyle="-"),
