@@ -19,8 +19,8 @@ ROUNDED = 16  # units of rounding that the stream of a correct layer may be off,
 DECLARED = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
-class WrongShape(ValueError):
-    """Logits of another shape than is owed: the lab's own verdict, never a decoder's refusal."""
+class WrongLogits(ValueError):
+    """Logits of another shape or type than is owed: the lab's verdict, not a decoder's refusal."""
 
 
 class Place(NamedTuple):
@@ -65,7 +65,9 @@ def feed(decoder, tokens: Tensor, chunks, state, *, padding: Tensor | None = Non
 
 
 def checked(logits: Tensor, tokens: Tensor, decoder) -> Tensor:
-    """`logits`, where they are (B, T, V) for `tokens` (B, T); WrongShape where they are not."""
+    """`logits`, where they are (B, T, V) for `tokens` (B, T); WrongLogits where they are not."""
+    if not logits.is_floating_point():
+        raise WrongLogits(f"logits are {logits.dtype} where a floating-point type is owed")
     found, owed = tuple(logits.shape), (*tokens.shape, decoder.vocab_size)
     if found == owed:
         return logits.detach()
@@ -74,20 +76,29 @@ def checked(logits: Tensor, tokens: Tensor, decoder) -> Tensor:
         hint = f": vocab_size is {owed[-1]}, and a row has {found[-1] if found else 'no'} logits"
     elif found == (owed[0], 1, owed[2]):
         hint = ": a row for every token of the call, not for the last alone"
-    raise WrongShape(f"logits have shape {found} where {owed} is owed{hint}")
+    raise WrongLogits(f"logits have shape {found} where {owed} is owed{hint}")
 
 
 def gaps(found: Tensor, right: Tensor, padding: Tensor | None = None) -> Tensor:
     """Largest absolute logit difference at each position, (B, T); 0 where a row is padding."""
     pieces = []
     for a, b in zip(found.split(64, dim=1), right.split(64, dim=1), strict=True):
-        a, b = a.double(), b.double()
+        a, b = in_float64(a), in_float64(b)
         pieces.append(torch.where(a == b, 0.0, (a - b).abs()).amax(-1))  # -inf equals -inf
     gap = torch.cat(pieces, dim=1)
     if padding is None:
         return gap
     real = torch.arange(gap.shape[1], device=gap.device) >= padding[:, None]
     return torch.where(real, gap, 0.0)
+
+
+def in_float64(logits: Tensor) -> Tensor:
+    """`logits` in float64; -inf where a mask wrote the lowest number of their type, or of another.
+
+    A model and its float64 copy mask the same id with different numbers.
+    """
+    lowest = max(torch.finfo(kind).min for kind in (logits.dtype, torch.bfloat16))
+    return logits.double().masked_fill(logits <= lowest, -torch.inf)
 
 
 def first_place(gap: Tensor, chunks, tolerance: float) -> Place | None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .judge import Judge, WrongShape, first_layer, first_place, gaps, precision, run
+from .judge import Judge, WrongLogits, first_layer, first_place, gaps, precision, run
 
 LONGEST = 1024  # tokens tested, where the decoder allows more
 ENDLESS = 320  # where it declares neither an end nor a length: small number types lose count at 256
@@ -195,7 +195,7 @@ def attempt(call):
     """
     try:
         return call()
-    except (NotImplementedError, WrongShape):
+    except (NotImplementedError, WrongLogits):
         raise
     except Exception:  # the decoder is anyone's, and so is the type of its error
         return REFUSED

@@ -214,9 +214,9 @@ def test_what_only_a_long_a_padded_or_a_wide_run_shows_is_found(model, name):
 
 
 class Masked(KvlibDecoder):
-    """Ids from `first` on pad the vocabulary: their logits are a finite number."""
+    """Ids from `first` on pad the vocabulary: their logits are one number."""
 
-    fill, first = 0.0, 90
+    fill, first = 0.0, 90  # None: the lowest that the logits' type has
 
     def run(self, *args, **kwargs):
         logits, state = super().run(*args, **kwargs)
@@ -227,7 +227,8 @@ class Masked(KvlibDecoder):
 
     def masked(self, logits):
         pads = torch.arange(logits.shape[-1]) >= self.first
-        return torch.where(pads, torch.tensor(self.fill, dtype=logits.dtype), logits)
+        fill = torch.finfo(logits.dtype).min if self.fill is None else self.fill
+        return torch.where(pads, torch.tensor(fill, dtype=logits.dtype), logits)
 
     def peer(self):
         raise NotImplementedError("no other masks its vocabulary")
@@ -239,7 +240,7 @@ class MaskedHalf(Masked):
         return kind(self.model.config, batch, capacity, dtype=dtype)
 
 
-@pytest.mark.parametrize("fill", [-1e4, -1e9, torch.finfo(torch.float32).min, -torch.inf])
+@pytest.mark.parametrize("fill", [-1e4, -1e9, torch.finfo(torch.float32).min, -torch.inf, None])
 @pytest.mark.parametrize("first", [90, 30])
 def test_ids_that_pad_a_vocabulary_do_not_widen_the_tolerance(model, monkeypatch, fill, first):
     monkeypatch.setattr(Masked, "fill", fill)
@@ -249,6 +250,18 @@ def test_ids_that_pad_a_vocabulary_do_not_widen_the_tolerance(model, monkeypatch
     assert "one token at a time" in parity.check(MaskedHalf(model, "static")).failed
     declared = parity.check(past_of(Masked(model, "static")), checks=["premises"])
     assert declared.ok and declared.tolerance < 1e-3
+
+
+def test_logits_that_are_no_real_numbers_are_refused(model):
+    """Compared as if they were, whole numbers passed most checks: their rounding is a tolerance."""
+
+    class Whole(Masked):
+        def masked(self, logits):
+            return logits.mul(10).long()
+
+    failed = [row for row in parity.check(Whole(model, "static")).rows if row.verdict == "fail"]
+    assert len(failed) > 10
+    assert all("logits are torch.int64" in row.where for row in failed)
 
 
 def past_of(decoder):
