@@ -66,6 +66,24 @@ def test_slices_keep_every_thread_busy(in_place, monkeypatch):
                 assert width == 0 or n_out // width >= threads > 1, "a core would stand idle"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [1, 4, 65])
+def test_the_weight_stands_where_it_is_read_in_place(threads, in_place, monkeypatch, rows, dtype):
+    """On the right for one row, or where narrow slices are not copied; else on the left."""
+    calls, multiply = [], product.product
+
+    def seen(a, b, bias):
+        calls.append((tuple(a.shape), tuple(b.shape)))
+        return multiply(a, b, bias)
+
+    monkeypatch.setattr(product, "product", seen)
+    product.linear(torch.ones(rows, 8, dtype=dtype), torch.ones(400, 8, dtype=dtype))
+    on_the_right = {1: [], 4: [((4, 4, 8), (4, 8, 96))], 65: []}
+    on_the_left = {1: [((2, 1, 8), (2, 8, 200))], 4: [((2, 200, 8), (2, 8, 4))], 65: []}
+    few = threads == 2 and dtype == torch.float32
+    assert calls == ((on_the_right if in_place else on_the_left)[rows] if few else [])
+
+
 def test_a_compiled_product_is_one_graph(threads, in_place):
     """Asking for the threads cut it at every product, and a compiled step was half as fast."""
     x, weight = torch.randn(5, 8), torch.randn(61, 8)
