@@ -15,6 +15,7 @@ NAMES = {
     "GrowingCache": "caches",
     "StaticCache": "caches",
     "Step": "step",
+    "full_size": "weights",
     "load": "weights",
     "from_hf": "weights",
     "generate": "generate",

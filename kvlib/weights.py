@@ -1,6 +1,7 @@
 """Weights for the model: random, shipped here, from a directory, or from the Hugging Face hub."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,22 @@ def load(
     else:
         model = load_transformers(name_or_dir)
     return model.to(device=device, dtype=dtype).eval()
+
+
+def full_size(**how) -> GPT2:
+    """GPT-2 at full size, as the chapters measure it: seeded random weights, or a checkpoint's.
+
+    The environment variable KVLIB_GPT2 names the checkpoint, a directory or "gpt2" for the hub's.
+    `how` goes to `load`. Raises ValueError where the checkpoint is not of the shape of "gpt2".
+    """
+    named = os.environ.get("KVLIB_GPT2")
+    model = load(named, **how) if named else load("gpt2", weights="random", **how)
+    if model.config != GPT2Config.preset("gpt2"):
+        raise ValueError(
+            f"KVLIB_GPT2 names {named!r}, whose shape is {model.config}; the chapters count and "
+            "predict for that of gpt2: name a checkpoint of that shape, or unset the variable"
+        )
+    return model
 
 
 def trained_here(folder: Path) -> bool:

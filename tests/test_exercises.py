@@ -12,11 +12,18 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import nbformat
+import numpy as np
 import pytest
+import torch
 
 from kvlib import exercise
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+RETRY = (
+    "def update(self, layer, k, v):\n    stored = self.rows[{1}][:, :, :, : self.length]\n"
+    "    self.rows[{1}] = torch.cat([stored, torch.stack([{0}])], dim=3)\n"
+    "    {2}return self.rows[{1}]"
+)
 # What a reader might write into a stub that asks for code, and how the check's answer begins.
 MISTAKES = {
     ("01", "modify"): [
@@ -24,10 +31,13 @@ MISTAKES = {
         ("def last_output(Q, K, V):\n    return (Q[-1:] @ K.T / 2**0.5)[0] @ V", "Scores are not"),
         ("def last_output(Q, K, V):\n    return attention(Q[-1:], K[:1], V[:1])[0]", "Your mask"),
         ("def last_output(Q, K, V):\n    return attention(Q, K, V)", "These are all rows"),
+        ("def last_output(Q, K, V):\n    return attention(Q, K, V)[-1]", "The right row, but"),
+        ("last_output = lambda Q, K, V: (Q[-1] @ K.T / 2**0.5).softmax(-1) @ V", "Right here"),
     ],
     ("02", "last"): [
         ("def last_logits(t, w, c):\n    return forward(t, w, c)[-1:]", "Right values, but"),
-        ("def last_logits(t, w, c):\n    return forward(t[:1], w, c)", "Work the smallest"),
+        ("def last_logits(t, w, c):\n    return forward(t[:1], w, c)", "One row, but"),
+        ("def last_logits(t, w, c):\n    return forward(t, w, c)[-1]", "A table of one row"),
     ],
     ("03", "modify"): [
         ("update = OwnCache.update", "The rows of the failed pass"),
@@ -36,6 +46,10 @@ MISTAKES = {
             "    return self.rows[layer]",
             "The stored rows are gone",
         ),
+        (RETRY.format("k, k", "layer", ""), "These keys are right"),
+        (RETRY.format("v, k", "layer", ""), "Work the smallest"),
+        (RETRY.format("k, v", "0", ""), "These keys are right"),
+        (RETRY.format("k, v", "layer", "self.length += k.shape[2]; "), "`length` moves"),
     ],
     ("04", "exercise-2"): [
         ("sizes = [1] * 12", "Order needs"),
@@ -125,6 +139,16 @@ def asked(path: Path, cell_id: str, monkeypatch, answer: str | None = None) -> l
     return calls[0]
 
 
+OTHERWISE = {  # right answers that are not the solution's
+    ("01", "modify"): "def last_output(Q, K, V):\n"
+    "    return (K @ Q[-1] / K.shape[1] ** 0.5).softmax(0) @ V",
+    ("03", "modify"): "def update(self, layer, k, v):\n"
+    "    old = self.rows[layer][..., : self.length, :]\n"
+    "    self.rows[layer] = torch.stack([torch.cat(x, 2) for x in zip(old, (k, v))])\n"
+    "    return self.rows[layer]",
+}
+
+
 def told(answer, right, hints, capsys) -> str:
     capsys.readouterr()
     assert not exercise.check(answer, right, hints)
@@ -151,3 +175,20 @@ def test_a_mistake_in_code_is_recognised(chapter, exercise_id, answer, start, mo
     path = next(NOTEBOOKS.glob(f"{chapter}_*.ipynb"))
     given, right, hints = asked(path, f"{exercise_id}-check", monkeypatch, answer)
     assert told(given, right, hints, capsys).split(". ", 1)[1].startswith(start)
+
+
+@pytest.mark.parametrize("chapter, exercise_id, answer", [(*k, v) for k, v in OTHERWISE.items()])
+def test_a_right_answer_written_otherwise_is_right(chapter, exercise_id, answer, monkeypatch):
+    path = next(NOTEBOOKS.glob(f"{chapter}_*.ipynb"))
+    assert exercise.check(*asked(path, f"{exercise_id}-check", monkeypatch, answer))
+
+
+@pytest.mark.parametrize(
+    "answer, right",
+    [(torch.tensor(60), 60), (np.int64(60), 60), (60.0, 60), ("(C)", "c"), ("c, b", "bc")]
+    + [(["b", "c"], "bc"), ("Launch ", "launch")],
+)
+def test_an_answer_in_another_form_is_the_same(answer, right, capsys):
+    assert exercise.check(answer, right)
+    assert not exercise.check(answer, "other")
+    assert not exercise.check(torch.tensor([60, 60]), right)
