@@ -25,13 +25,19 @@ def add_arguments(parser) -> None:
     add("--model", default="gpt2", help="a preset, or a directory (default: gpt2)")
     add("--weights", choices=["random", "pretrained"], help="default: random for a preset")
     add("--batch", type=integers, default=[1, 2, 4, 8, 16, 32], metavar="1,2,...")
-    add("--prompt", type=int, default=19, metavar="N", help="tokens of each prompt (default: 19)")
-    add("--new", type=int, default=50, metavar="N", help="new tokens of each (default: 50)")
+    add(
+        "--prompt",
+        type=positive,
+        default=19,
+        metavar="N",
+        help="tokens of each (default: 19)",
+    )
+    add("--new", type=positive, default=50, metavar="N", help="new tokens of each (default: 50)")
     add("--contexts", type=integers, default=[], metavar="100,...", help="time a step at each too")
     add("--cache", type=caches, default=list(CACHES), metavar="none,growing,static")
     form = "in which a step reads the weights, on a CPU (default: float32)"
     add("--form", choices=list(FORMS), default="float32", help=form)
-    add("--repeats", type=int, default=5, help="runs of each, taking turns (default: 5)")
+    add("--repeats", type=positive, default=5, help="runs of each, taking turns (default: 5)")
     longest = "leave out batches of which one run with no cache would take longer; 0: none"
     add("--longest", type=float, default=40, metavar="S", help=f"{longest} (default: 40 s)")
     add("--device", default="cpu")
@@ -46,6 +52,13 @@ def integers(text: str) -> list[int]:
     if not all(part.isdecimal() and int(part) for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of positive integers, as 1,2,4 is")
     return [int(part) for part in parts]
+
+
+def positive(text: str) -> int:
+    """The positive integer in "5"."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive integer")
+    return int(text)
 
 
 def caches(text: str) -> list[str]:
@@ -76,9 +89,14 @@ class Bench:
         self.left_out: list[dict] = []  # what was asked for and not measured, and why
 
     def refuse(self) -> list[str]:
-        """Drop every batch that cannot fit in memory; one line for each, with the bytes."""
+        """Drop every batch that cannot fit in memory; one line for each, with the bytes.
+
+        Raises ValueError where a prompt or context has more tokens than the model has positions.
+        """
         args, free = self.args, available_bytes(self.args.device)
         tokens, lines, kept = args.prompt + args.new - 1, [], []
+        for decoder in self.decoders.values():
+            timing.check_room(decoder, max([tokens, *args.contexts]))
         for batch in args.batch:
             needs = {
                 needed_bytes(self.model.config, name, batch, tokens): name for name in args.cache
@@ -110,9 +128,13 @@ class Bench:
                     bar.update(args.repeats * (len(self.decoders) - len(chosen)))
                     if not chosen:
                         continue
-                    for found in timing.traces(chosen, prompt, args.new, **how):
-                        self.traces |= {(batch, name): trace for name, trace in found.items()}
-                        bar.update()
+                    try:
+                        for found in timing.traces(chosen, prompt, args.new, **how):
+                            self.traces |= {(batch, name): trace for name, trace in found.items()}
+                            bar.update()
+                    except RuntimeError as error:  # out of memory: what there is, is kept
+                        why = str(error).partition("\n")[0]
+                        self.left_out += [dict(cache=n, batch=batch, why=why) for n in chosen]
                 bar.set_description("contexts")
                 if args.contexts:
                     more = dict(batch=1, warmup=1, seed=0, **how)
@@ -186,6 +208,22 @@ class Bench:
         return [folder / name for name in made]
 
 
+def check(args) -> None:
+    """Raise ValueError or OSError for what would come to nothing after all was measured."""
+    try:
+        torch.empty(0, device=args.device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).partition("\n")[0]
+        raise ValueError(f"no device {args.device!r} here ({why}); give 'cpu', say") from error
+    if args.plot and args.new < 2:
+        raise ValueError("--plot draws time per token after the first: give a --new of 2 or more")
+    if args.plot:
+        args.plot.mkdir(parents=True, exist_ok=True)
+    if args.json:
+        folder = args.json.parent if args.json.suffix else args.json
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def values(found: Samples | Trace) -> dict[str, Any]:
     """All of a measurement but the machine, which stands once in a recording."""
     return {key: value for key, value in found.as_json().items() if key != "machine"}
@@ -246,6 +284,7 @@ def save(recording: dict, path: Path) -> Path:
 
 def main(args) -> int:
     """Measure, print the table, write what was asked; 130 where Ctrl-C cut it short."""
+    check(args)
     bench = Bench(args)
     for line in bench.refuse():
         print(line, file=sys.stderr)

@@ -77,11 +77,13 @@ class FixedStep:
             )
         self.check_room()
         self.tokens.copy_(tokens)
-        self.length += 1
         if self.graph is None:
-            return self.run()
-        self.graph.replay()
-        return self.logits.clone()  # the next replay writes over it
+            logits = self.run()
+        else:
+            self.graph.replay()
+            logits = self.logits.clone()  # the next replay writes over it
+        self.length += 1
+        return logits
 
     def check_room(self) -> None:
         """Raise IndexError where no row is left: the device would not notice."""
@@ -95,10 +97,13 @@ class FixedStep:
         for mine, theirs in ((self.keys, cache.keys), (self.values, cache.values)):
             for layer, rows in enumerate(theirs):
                 mine[layer][:, :, :n] = rows[:, :, :n]
-        self.truncate(n)
+        self.length = n
+        self.position.fill_(n)
 
     def truncate(self, length: int) -> None:
-        """Go on after the first `length` rows; later ones are written over before they count."""
+        """Go on after the first `length` rows, 0 to all; later ones are written over."""
+        if type(length) is not int or not 0 <= length <= self.length:
+            raise ValueError(f"cannot keep {length!r} rows of {self.length}; give 0 to that many")
         self.length = length
         self.position.fill_(length)
 

@@ -62,7 +62,7 @@ def facts(device: str = "cpu") -> dict:
             device_name=card.name,
             device_memory_bytes=card.total_memory,
             cuda=torch.version.cuda,
-            tf32=torch.backends.cuda.matmul.allow_tf32,
+            tf32=torch.backends.cuda.matmul.fp32_precision == "tf32",
         )
         with contextlib.suppress(Exception):  # needs a library of the driver's that few install
             found["device_clock_mhz"] = torch.cuda.clock_rate(device)

@@ -101,28 +101,36 @@ def synchronize(device) -> None:
 
 @contextlib.contextmanager
 def undisturbed(device, tf32: bool = False) -> Iterator[None]:
-    """Inside the `with`: no garbage collection, no autograd, TF32 as asked; then all as before."""
-    collecting = gc.isenabled()
-    allowed = torch.backends.cuda.matmul.allow_tf32
+    """Inside the `with`: no garbage collection, no autograd, and on CUDA TF32 as asked; then all
+    as before.
+    """
+    collecting, products = gc.isenabled(), torch.backends.cuda.matmul
+    on_cuda, before = str(device).startswith("cuda"), products.fp32_precision
     gc.collect()
     gc.disable()
-    torch.backends.cuda.matmul.allow_tf32 = tf32
+    if on_cuda:
+        products.fp32_precision = "tf32" if tf32 else "ieee"
     try:
         with torch.no_grad():
             yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
+        if on_cuda:
+            products.fp32_precision = before
         if collecting:
             gc.enable()
 
 
 def facts_of(device) -> dict:
     """The machine's facts and torch's default number type, `dtype`; of a device that is not
-    torch's, those of the CPU and its name.
+    torch's, those of the CPU and its name. `float32_products` is the type to which a CPU's float32
+    products are rounded, where `torch.set_float32_matmul_precision` has asked for that.
     """
     simulated = hasattr(device, "synchronize")
     facts = machine.facts("cpu" if simulated else device)
     facts["dtype"] = str(torch.get_default_dtype()).removeprefix("torch.")
+    rounded = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    if facts["device"] == "cpu" and rounded in ("tf32", "bf16"):
+        facts["float32_products"] = rounded
     return facts | {"device": type(device).__name__} if simulated else facts
 
 

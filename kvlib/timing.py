@@ -65,6 +65,10 @@ def traces(
     The last one yielded has `repeats` runs of each. Whoever stops earlier keeps what was measured.
     """
     check_counts(repeats, warmup)
+    check_asked(decoders, "new_tokens", new_tokens)
+    if not isinstance(prompt, Tensor) or prompt.dim() != 2 or not prompt.numel():
+        shape = tuple(prompt.shape) if isinstance(prompt, Tensor) else type(prompt).__name__
+        raise ValueError(f"the prompt must be a tensor of token ids (B, T), not {shape}")
     for decoder in decoders.values():
         check_room(decoder, prompt.shape[1] + new_tokens - 1)
     short = min(new_tokens, 3)
@@ -148,6 +152,9 @@ def sweeps(
 ) -> Iterator[dict[str, dict[int, Samples]]]:
     """After each context, from the longest on, what `sweep` has found so far."""
     check_counts(repeats, warmup)
+    check_asked(decoders, "batch", batch)
+    if not contexts or min(contexts) < 1:
+        raise ValueError(f"contexts must be positive numbers of tokens, not {list(contexts)}")
     device, longest = device_of(decoders), max(contexts)
     for decoder in decoders.values():
         check_room(decoder, longest)
@@ -191,7 +198,7 @@ class Stepper:
         synchronize(self.device)
         began = stopwatch.clock()
         logits, self.state = step(token, self.state)
-        logits[:, -1].argmax(-1)
+        best(logits, token, self.decoder)
         synchronize(self.device)
         self.length = context
         return stopwatch.clock() - began
@@ -226,13 +233,25 @@ def generation(decoder, prompt: Tensor, new_tokens: int, device) -> tuple[list[f
     state, tokens = decoder.start(prompt.shape[0], prompt.shape[1] + new_tokens - 1), prompt
     for _ in range(new_tokens):
         logits, state = step(tokens, state)
-        tokens = logits[:, -1:].argmax(-1)
+        tokens = best(logits, tokens, decoder)
         synchronize(device)
         now = stopwatch.clock()
         taken.append(now - last)
         last = now
         made.append(tokens)
     return taken, torch.cat(made, 1), sum(storage.nbytes() for storage in storages(state))
+
+
+def best(logits: Tensor, tokens: Tensor, decoder) -> Tensor:
+    """The likeliest next tokens (B, 1) by a step's logits, (B, T, V) or the last's, (B, 1, V).
+
+    Raises ValueError for another shape: it would be timed as if it were right.
+    """
+    found = tuple(getattr(logits, "shape", ()))
+    owed = [(len(tokens), rows, decoder.vocab_size) for rows in (tokens.shape[1], 1)]
+    if found not in owed:
+        raise ValueError(f"a step gave logits of shape {found} where {owed[0]} is owed")
+    return logits[:, -1:].argmax(-1)
 
 
 def warm_run(decoder, prompt: Tensor, new_tokens: int, device) -> float:
@@ -255,6 +274,8 @@ def prompts(decoder, batch: int, length: int, seed: int = 0) -> Tensor:
 def device_of(decoders: Mapping[str, Any]):
     """The one device of all `decoders`; ValueError where there are several."""
     found = {str(getattr(decoder, "device", "cpu")) for decoder in decoders.values()}
+    if "cuda" in found and len(found) > 1:  # the current one, by another name
+        found = found - {"cuda"} | {f"cuda:{torch.cuda.current_device()}"}
     if len(found) != 1:
         raise ValueError(f"decoders on {sorted(found)} cannot take turns; put them on one device")
     return found.pop()
@@ -266,6 +287,14 @@ def conditions(decoder, device) -> dict:
     weight = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
     dtype = None if weight is None else str(weight.dtype).removeprefix("torch.")
     return facts_of(device) | {"dtype": dtype}
+
+
+def check_asked(decoders: Mapping[str, Any], name: str, count: int) -> None:
+    """Raise ValueError where there is no decoder to measure, or no positive `count` to do."""
+    if not decoders:
+        raise ValueError("there is no decoder to measure; give at least one")
+    if type(count) is not int or count < 1:
+        raise ValueError(f"{name} must be a positive integer, not {count!r}")
 
 
 def check_room(decoder, tokens: int) -> None:

@@ -91,6 +91,13 @@ def load_transformers(name_or_dir: str | Path) -> GPT2:
     """The model that `transformers` reads from a directory or, pinned, from the hub."""
     if Path(name_or_dir).is_dir():
         where, revision = str(name_or_dir), None
+        config = Path(name_or_dir, "config.json")
+        kind = json.loads(config.read_text()).get("model_type") if config.is_file() else "gpt2"
+        if kind != "gpt2":
+            raise ValueError(
+                f"{name_or_dir} holds a model of type {kind!r}, and GPT2 is 'gpt2' alone; load it "
+                "with transformers and give it to decoders.from_hf, which parity and timing take"
+            )
     elif name_or_dir in REVISIONS:
         where, revision = REVISIONS[str(name_or_dir)]
     else:

@@ -6,6 +6,7 @@ import signal
 
 import matplotlib.pyplot as plt
 import pytest
+import torch
 
 import measured
 from kvlib import bench, costs, plots, stopwatch, timing
@@ -54,6 +55,51 @@ def test_the_whole_command(tmp_path, capsys):
     assert not [row for row in rows if "machine" in row], "it stands once for all"
     growing = next(row for row in recording["profiles"] if row["cache"] == "growing")
     assert growing["state_bytes"] == costs.cache_bytes(NANO, 6)
+
+
+def test_a_batch_that_runs_out_of_memory_leaves_the_others(tmp_path, capsys, monkeypatch):
+    real = timing.generation
+
+    def full(decoder, prompt, *rest):
+        if len(prompt) == 2:
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB\nand a trace")
+        return real(decoder, prompt, *rest)
+
+    monkeypatch.setattr(timing, "generation", full)
+    asked = ["--batch", "1,2,3", "--repeats", "1", "--json", str(tmp_path / "x.json")]
+    assert command([*SHORT, *asked]) == 0
+    recording = json.loads((tmp_path / "x.json").read_text())
+    assert [row["batch"] for row in recording["profiles"]] == [1] * 3 + [3] * 3
+    left_out = [(row["batch"], row["why"]) for row in recording["left_out"]]
+    assert left_out == [(2, "tried to allocate 9 GiB")] * 3
+    assert "batch 2: not measured: tried to allocate 9 GiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "asked, told",
+    [
+        (["--contexts", "10,300"], "300 tokens exceed the decoder's 256"),
+        (["--new", "300"], "303 tokens exceed the decoder's 256"),
+        (["--new", "1", "--plot", "{tmp}/p"], "--new of 2 or more"),
+        (["--device", "nonsense"], "no device 'nonsense' here"),
+        (["--json", "{tmp}/file/x.json"], "File exists"),
+    ],
+)
+def test_what_would_come_to_nothing_is_refused_before_measuring(
+    tmp_path, capsys, monkeypatch, asked, told
+):
+    monkeypatch.setattr(timing, "generation", None)  # nothing is measured
+    (tmp_path / "file").touch()
+    given = [part.format(tmp=tmp_path) for part in asked]
+    assert command([*SHORT, "--batch", "1", *given]) != 0
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--prompt", "--new", "--repeats"])
+def test_counts_are_positive(option, capsys):
+    with pytest.raises(SystemExit):
+        command([*SHORT, option, "0"])
+    assert "'0' is no positive integer" in capsys.readouterr().err
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys, monkeypatch, keyboard):

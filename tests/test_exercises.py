@@ -67,6 +67,9 @@ MISTAKES = {
          "np.median([sum(x[1:]) / 3 for x in r])", "That is the last"),
         ("def ttft_and_tpot(r):\n    return np.mean([x[0] for x in r]), "
          "np.mean([sum(x[1:]) / 3 for x in r])", "A mean"),
+        ("def ttft_and_tpot(r):\n    return np.median([x[0] for x in r]), "
+         "np.median([x[1:] for x in r])", "Of single ITLs"),
+        ("def ttft_and_tpot(r):\n    return 0.5", "Work the smallest"),
     ],
     ("06", "modify"): [("def freed():\n    return [0, 2]", "No free block")],
     ("07", "modify"): [

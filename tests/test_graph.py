@@ -130,6 +130,9 @@ def test_a_captured_step_replays_what_was_recorded(model, monkeypatch):
     with pytest.raises(IndexError):
         step(prompt(1))
     step.truncate(5)
+    for wrong in (6, -1, 2.0):
+        with pytest.raises(ValueError, match="of 5; give 0 to that many"):
+            step.truncate(wrong)
     second = step(prompt(1) + 1)
     assert not torch.equal(second, first) and torch.allclose(first, right[0], atol=1e-5)
 

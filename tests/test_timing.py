@@ -144,15 +144,72 @@ def test_nothing_disturbs_and_all_is_put_back(clock):
     assert seen == [(False, False)] and gc.isenabled() and torch.is_grad_enabled()
 
 
-def test_tf32_is_off_unless_asked_for(clock):
-    seen = []
-    before = torch.backends.cuda.matmul.allow_tf32
-    for asked in (False, True):
-        timing.measure(
-            lambda: seen.append(torch.backends.cuda.matmul.allow_tf32), warmup=0, tf32=asked
-        )
-    assert set(seen[:5]) == {False} and set(seen[5:]) == {True}
-    assert torch.backends.cuda.matmul.allow_tf32 == before
+def test_tf32_is_off_unless_asked_for():
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    for asked, precision in ((False, "ieee"), (True, "tf32")):
+        with stopwatch.undisturbed("cuda", asked):
+            assert products.fp32_precision == precision
+        assert products.fp32_precision == before
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_a_precision_that_was_asked_for_is_left_alone_and_told(precision):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        found = timing.measure(torch.get_float32_matmul_precision, repeats=1, warmup=0)
+        assert torch.get_float32_matmul_precision() == precision
+        told = dict(highest=None, high="tf32", medium="bf16")[precision]
+        assert found.machine.get("float32_products") == told
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class Odd(decoders.KvlibDecoder):
+    """Its logits have the shape that `shaped` makes of the right ones."""
+
+    def last(self, tokens, state):
+        logits, state = super().last(tokens, state)
+        return self.shaped(logits), state
+
+
+ODD = {
+    "no axis of tokens": lambda x: x[:, 0],
+    "one axis more": lambda x: x[..., None],
+    "one row of two": lambda x: x[:1],
+    "one id more": lambda x: torch.cat([x, x[..., :1]], -1),
+    "no tensor": lambda x: [x],
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_logits_of_another_shape_are_not_timed(monkeypatch, name):
+    monkeypatch.setattr(Odd, "shaped", staticmethod(ODD[name]), raising=False)
+    odd = Odd(GPT2(SMALL).eval(), "static")
+    for run in (
+        lambda: timing.sweep({"": odd}, [4], batch=2, repeats=1),
+        lambda: timing.trace(odd, timing.prompts(odd, 2, 4), 2, repeats=1),
+    ):
+        with pytest.raises(ValueError, match="a step gave logits of shape"):
+            run()
+
+
+def test_nothing_to_measure_is_refused_by_name():
+    small = decoders.from_kvlib(GPT2(SMALL).eval())
+    prompt = timing.prompts(small, 1, 4)
+    for message, run in {
+        "new_tokens must be a positive integer, not 0": lambda: timing.trace(small, prompt, 0),
+        r"token ids \(B, T\), not \(4,\)": lambda: timing.trace(small, prompt[0], 2),
+        "not list": lambda: timing.trace(small, prompt.tolist(), 2),
+        r"not \(0, 4\)": lambda: timing.profile(small, batches=[0], contexts=[4]),
+        "contexts must be positive": lambda: timing.sweep({"": small}, []),
+        "tokens, not .0.": lambda: timing.sweep({"": small}, [0]),
+        "no decoder to measure": lambda: timing.sweep({}, [4]),
+        "batch must be a positive integer": lambda: timing.sweep({"": small}, [4], batch=0),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            run()
 
 
 @pytest.mark.parametrize(

@@ -137,3 +137,22 @@ def test_nano_is_small_and_its_file_holds_what_its_configuration_says():
     assert all(p.dtype == torch.float32 for p in model.parameters())
     assert (weights.NANO / "model.safetensors").stat().st_size < 30e6
     assert json.loads((weights.NANO / "config.json").read_text()) == vars(model.config)
+
+
+def test_a_model_of_another_kind_is_named(saved):
+    _, folder = saved
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
+    with pytest.raises(ValueError, match="'llama'.*decoders.from_hf"):
+        load(folder)
+
+
+def test_the_chapters_model_is_random_or_the_checkpoint_that_is_named(saved, monkeypatch):
+    theirs, folder = saved
+    monkeypatch.delenv("KVLIB_GPT2", raising=False)
+    assert kvlib.full_size(device="meta").config == kvlib.GPT2Config.preset("gpt2")
+    monkeypatch.setenv("KVLIB_GPT2", str(folder))
+    with pytest.raises(ValueError, match="the chapters count and predict for that of gpt2"):
+        kvlib.full_size()
+    monkeypatch.setattr(kvlib.GPT2Config, "preset", lambda name: load(folder).config)
+    assert torch.equal(kvlib.full_size().wte.weight, theirs.transformer.wte.weight)
