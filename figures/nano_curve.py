@@ -17,9 +17,11 @@ fig, ax = plt.subplots()
 ax.plot(steps, [row["train"] for row in curve], color="0.75", lw=1)
 ax.plot(steps, [row["held_out"] for row in curve], color=plots.COLOUR["measured"])
 ax.text(steps[-1], curve[-1]["held_out"], " held out", va="center", color=plots.COLOUR["measured"])
-ax.text(steps[1], curve[1]["train"], " one training batch", va="top", color="0.45")
+early = [row["train"] for row in curve[: len(curve) // 3]]
+ax.text(steps[0], min(early) - 0.3, "one training batch", va="top", color="0.45")
 for name in ("bigram", "trigram"):
     ax.axhline(quality[name], color=plots.COLOUR["predicted"], lw=1, ls="--")
-    ax.text(steps[-1], quality[name], f" {name}", va="center", color=plots.COLOUR["predicted"])
+    where = dict(ha="right", va="bottom")
+    ax.text(steps[-1], quality[name], name, color=plots.COLOUR["predicted"], **where)
 ax.set(xlabel="step", ylabel="loss (nats a token)", xlim=(0, steps[-1] * 1.16))
 fig.savefig(HERE / "nano_curve.svg", metadata={"Date": None})

@@ -275,7 +275,7 @@ def test_the_page_shows_profiles_steps_and_peers(tmp_path, capsys):
     assert "| static | 2 | " in text and "none / static" in text
     assert "decode steps read float32" in text
     assert "decode steps read int8" in measured.page([recording | dict(form="int8")])
-    assert "| other | 1.50 (1.25 to 2.00) |" in text and "third (not installed)" in text
+    assert "| other | 1.50<br>1.25–2.00 |" in text and "third (not installed)" in text
 
 
 def test_every_engine_is_named_with_what_it_needs(monkeypatch):

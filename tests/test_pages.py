@@ -129,7 +129,7 @@ def test_other_engines_stand_beside_the_first_whoever_it_is():
     lines = measured.peers(peers)
     assert "time over that of ours" in lines[0]
     assert "step: a step after much." in lines
-    assert "| slow | 1.50 (1.25 to 2.00) |" in lines
+    assert "| slow | 1.50<br>1.25–2.00 |" in lines
     assert lines[-1] == "Not measured: a (not asked for); b at step (no room)."
     peers["rows"] += [each | dict(work="batch 32") for each in rows]
     told = measured.front([peers]).splitlines()

@@ -1,5 +1,6 @@
 """Every plotting function draws at its extremes, in the course's style."""
 
+import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -8,6 +9,8 @@ import pytest
 from matplotlib.colors import to_hex
 
 from kvlib import plots
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +142,18 @@ def test_one_query_keeps_its_axes_and_shows_every_point(query):
     assert [round(bar.get_width(), 6) for bar in weight.patches] == list(np.round(weights, 6))
 
 
+def test_the_querys_name_never_lies_on_a_keys():
+    """At (2, 2) it was printed over "sat"."""
+    keys, names = np.array([[0, 1], [1, 0], [1, 1]]), ["the", "cat", "sat"]
+    for query in np.ndindex(4, 4):
+        at = np.array(query) - 1
+        figure = plots.one_query(at, keys, keys, [0.0] * 3, [1 / 3] * 3, keys[2], names)
+        figure.canvas.draw()
+        *others, label = [text.get_window_extent() for text in figure.axes[0].texts]
+        assert not label.count_overlaps(others), at
+        plt.close(figure)
+
+
 @pytest.mark.parametrize("bugs", [1, 60])
 def test_the_bug_matrix_has_a_row_a_bug_and_rings_the_named_check(bugs):
     found = {f"bug {i}": ["a"] if i % 2 else [] for i in range(bugs)}
@@ -157,8 +172,34 @@ def test_a_parting_of_nothing_of_everything_and_of_no_numbers_is_drawn(gap):
 def test_the_memory_bill_names_every_device_at_its_size(tokens):
     devices = {"laptop": 8, "card": 80}
     ax = drawn(plots.memory_bill(tokens, 2.0, [2.0 + n / 1e3 for n in tokens], devices).axes[0])
-    assert {"laptop", "card", "weights", "weights\n+ cache"} <= {t.get_text() for t in ax.texts}
+    assert {"laptop", "card", "weights", "weights + cache"} <= {t.get_text() for t in ax.texts}
     assert ax.get_xscale() == ax.get_yscale() == "log"
+
+
+def test_only_the_parts_that_a_panel_shows_are_named_below_it():
+    """The arithmetic of 0 ms was named, and no panel showed it."""
+    parts = {"launch": [1.0, 1.0], "weights": [0.5, 1.0], "arithmetic": [0.0, 0.0]}
+    figure = plots.moves({"walk": ([1, 2], parts, [2.0, 2.0])}, ["width"])
+    named = [text.get_text() for text in figure.texts if text.get_text() != "■"]
+    assert named == ["launch", "weights", "dots: measured"]
+
+
+@pytest.mark.parametrize("contexts", [[8], [8, 64, 1000]])
+def test_dots_without_a_line_are_named_above_them(contexts):
+    lines = {"growing": [0.03] * len(contexts)}
+    dots = dict.fromkeys(contexts, 0.04)
+    figure = plots.against_context(lines, contexts, {"growing": dots, "other": dots})
+    labels = {text.get_text(): text.xy for text in drawn(figure.axes[0]).texts}
+    assert set(labels) == {"growing cache", "other"}
+    assert labels["other"] == (contexts[-2:][0], 40.0)
+
+
+def test_the_picture_of_the_whole_marks_every_chapter():
+    """Chapter 07 was written, and its mark was not in the picture."""
+    picture = (ROOT / "figures" / "overview.svg").read_text(encoding="utf-8")
+    marked = re.findall(r"<!-- (\d\d) -->", picture)  # text is drawn as paths, each so named
+    chapters = sorted(path.name[:2] for path in (ROOT / "notebooks").glob("*.ipynb"))
+    assert marked == chapters, "run `make figures`"
 
 
 def test_every_plotting_function_is_drawn_by_a_test():

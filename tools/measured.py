@@ -110,10 +110,10 @@ def peers(recording: dict) -> list[str]:
     first, model = recording["rows"][0]["engine"], recording.get("model", "gpt2")
     lines = [f"The same work, {model}, by several engines, each in a process of its own, "]
     lines[0] += f"taking turns: time over that of {first}, below 1 where faster, median of "
-    lines[0] += f"{recording['rounds']} rounds (least to most)."
+    lines[0] += f"{recording['rounds']} rounds, and below it the least and the most."
     works = "; ".join(f"{work}: {means}" for work, means in recording.get("works", {}).items())
     lines += ["", f"{works}."] if works else []
-    lines += engines(recording["rows"], "{ratio:.2f} ({least:.2f} to {most:.2f})")
+    lines += engines(recording["rows"], "{ratio:.2f}<br>{least:.2f}–{most:.2f}")
     left_out: dict[str, list[str]] = {}
     for engine, why in recording["missing"].items():
         left_out.setdefault(why, []).append(engine)

@@ -42,18 +42,21 @@
       return `${data.rows[row].trim()}: ${entries.join(", ")}`;
     };
 
+    const scaleWidth = data.colours.length * 0.6;
     const draw = () => {
-      const ratio = window.devicePixelRatio || 1, width = figure.clientWidth - 12;
+      const ratio = window.devicePixelRatio || 1, widest = figure.clientWidth - 12;
       const context = canvas.getContext("2d");
       const font = "12px system-ui, sans-serif";
       context.font = font;
       const wide = (names) => Math.max(...names.map((name) => context.measureText(name).width));
-      const left = Math.min(wide(data.rows), width / 4) + 8;
-      const cell = Math.min((width - left) / C, 26);
-      const named = cell >= 10, below = named ? Math.min(wide(data.columns), 90) + 8 : 4;
-      const tall = Math.min(cell, 26) * R;
-      canvas.width = width * ratio;
+      const left = Math.min(wide(data.rows), widest / 4) + 8;
+      const room = Math.min((widest - left) / C, 26);
+      const named = room >= 10, below = named ? Math.min(wide(data.columns), 90) + 8 : 4;
       const scale = 30; // height of the colour scale at the bottom
+      // The controls above and the read-out below stay on the screen; names stay readable.
+      const cell = Math.min(room, Math.max((0.6 * window.innerHeight - below - scale) / R, 10));
+      const tall = cell * R, width = Math.min(widest, left + Math.max(C * cell, scaleWidth + 50));
+      canvas.width = width * ratio;
       canvas.height = (tall + below + scale) * ratio;
       canvas.style.width = `${width}px`;
       canvas.style.height = `${tall + below + scale}px`;
@@ -97,7 +100,7 @@
       context.textAlign = "right";
       context.fillText(data.low.toFixed(2), left - 6, top + 5);
       context.textAlign = "left";
-      context.fillText(data.high.toFixed(2), left + data.colours.length * 0.6 + 6, top + 5);
+      context.fillText(data.high.toFixed(2), left + scaleWidth + 6, top + 5);
     };
 
     const show = () => {

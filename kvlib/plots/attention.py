@@ -24,9 +24,10 @@ def one_query(query, keys, values, scores, weights, output, names: Sequence[str]
         2, 2, figsize=(6.6, 4.7), layout="none", gridspec_kw=EDGES
     )
     for tip, name in zip(keys, names, strict=True):
-        vector(match, tip, COLOUR["k"], name)
-    vector(match, query, COLOUR["q"], "query", below=True)
-    match.set(title="1  query and keys", xlim=(-1.7, 2.9), ylim=(-1.9, 2.5), aspect="equal")
+        x, y = (float(part) for part in tip)
+        vector(match, tip, COLOUR["k"], name, (20, 9) if x > y else (0, 15))
+    vector(match, query, COLOUR["q"], "q", beside_query(float(query[1])))
+    match.set(title="1  query q and keys", xlim=(-1.7, 2.9), ylim=(-1.7, 2.8), aspect="equal")
     match.set(xticks=range(-1, 3), yticks=range(-1, 3))
     bars(score, names, scores, colour=COLOUR["attention"], form="{:.2f}")
     score.set(title="2  scores, scaled", xlim=(-2.9, 4.2))
@@ -42,10 +43,18 @@ def one_query(query, keys, values, scores, weights, output, names: Sequence[str]
     return figure
 
 
-def vector(ax: Axes, tip, colour: str, name: str, *, below: bool = False) -> None:
-    """Draw a line from the origin to `tip` in `ax`, with its name beyond the tip or `below` it."""
+def beside_query(y: float) -> tuple[float, float]:
+    """Where the query's letter stands beside its point at height `y`, in points: clear of the keys'
+    names, which stand above and right of points from 0 to 1.
+    """
+    if y > 1:
+        return 0, 13
+    return (12, 0) if y > 0 else (0, -14)
+
+
+def vector(ax: Axes, tip, colour: str, name: str, away: tuple[float, float]) -> None:
+    """Draw a line from the origin to `tip` in `ax`, with its name `away` points from the tip."""
     x, y = (float(part) for part in tip)
-    away = (0, -16) if below else (20 * (x > y), 15 * (y >= x))
     ax.plot([0, x], [0, y], color=colour, marker="o", markevery=[1])
     ax.annotate(
         name,
@@ -55,7 +64,6 @@ def vector(ax: Axes, tip, colour: str, name: str, *, below: bool = False) -> Non
         color=colour,
         ha="center",
         va="center",
-        bbox=dict(boxstyle="round,pad=0.1", color="white", alpha=0.7) if below else None,
     )
 
 

@@ -16,9 +16,8 @@ REGIMES = {  # what binds a step -> its colour
     "arithmetic": COLOUR["v"],
     "cache": COLOUR["cached"],
 }
-
-
 RING = COLOUR["predicted"]
+PALE = 0.55  # how opaque a regime's colour is, so that numbers and dots are read on it
 
 
 def moves(panels: Mapping[str, tuple[Sequence, Mapping, Sequence]], unit: Sequence[str]) -> Figure:
@@ -31,13 +30,14 @@ def moves(panels: Mapping[str, tuple[Sequence, Mapping, Sequence]], unit: Sequen
     for ax, (title, (xs, parts, measured)), label in zip(
         axes[0], panels.items(), unit, strict=True
     ):
-        ax.stackplot(xs, list(parts.values()), colors=[REGIMES[name] for name in parts], alpha=0.55)
+        colours = [REGIMES[name] for name in parts]
+        ax.stackplot(xs, list(parts.values()), colors=colours, alpha=PALE)
         ax.plot(xs, measured, "o", color=COLOUR["measured"], clip_on=False, zorder=3)
         ax.set(title=title, xlabel=label, ylim=(0, None), xlim=(min(xs), max(xs)))
     axes[0, 0].set_ylabel("ms per step")
     figure.set_layout_engine("constrained", rect=(0, 0.09, 1, 0.91))
-    names = [*{name: None for _, parts, _ in panels.values() for name in parts}]
-    name_regimes(figure, names, 0.03)
+    drawn = {name for _, parts, _ in panels.values() for name, ms in parts.items() if any(ms)}
+    name_regimes(figure, [name for name in REGIMES if name in drawn], 0.03)
     figure.text(0.98, 0.03, "dots: measured", ha="right")
     return figure
 
@@ -45,7 +45,7 @@ def moves(panels: Mapping[str, tuple[Sequence, Mapping, Sequence]], unit: Sequen
 def name_regimes(figure: Figure, names: Sequence[str], y: float) -> None:
     """Write the names of regimes in a row, each behind a square of its colour."""
     for i, name in enumerate(names):
-        figure.text(0.03 + 0.17 * i, y, "■", color=REGIMES[name])
+        figure.text(0.03 + 0.17 * i, y, "■", color=REGIMES[name], alpha=PALE)
         figure.text(0.055 + 0.17 * i, y, name)
 
 
@@ -99,7 +99,7 @@ def regime_map(
     index = np.array([[names.index(name) for name in row] for row in binds])
     figure, ax = plt.subplots(figsize=(7, 4.4))
     colours = ListedColormap(list(REGIMES.values()))
-    ax.imshow(index, cmap=colours, vmin=-0.5, vmax=len(names) - 0.5, aspect="auto", alpha=0.55)
+    ax.imshow(index, cmap=colours, vmin=-0.5, vmax=len(names) - 0.5, aspect="auto", alpha=PALE)
     for (row, column), seconds in np.ndenumerate(np.array(step_s)):
         value = 1e3 * seconds
         text = f"{value:,.0f}" if value >= 10 else f"{value:.2g}"

@@ -131,13 +131,30 @@ def against_context(
             points.setdefault(contexts[-1], line[-1])
         kept = {context: value for context, value in points.items() if context in dots}
         ax.plot(list(kept), list(kept.values()), "o", color=style["color"], markerfacecolor=face)
-        ends[name] = max(points), points[max(points)]
+        if name in predicted_s:
+            ends[name] = max(points), points[max(points)]
+        else:
+            name_dots(ax, name, points)
     plain_log(ax)
     ax.set(xlabel="context, tokens", ylabel="ms per step")
     ax.set_xlim(0, max(contexts) * 1.3)
     ax.set_xticks([tick for tick in ax.get_xticks() if tick <= max(contexts)])
     name_lines(ax, ends)
     return figure
+
+
+def name_dots(ax: Axes, name: str, points: Mapping[int, float]) -> None:
+    """Write the name of dots that no line joins above the last but one of `points`, x -> y."""
+    x = sorted(points)[-2:][0]
+    ax.annotate(
+        CALLED.get(name, name),
+        (x, points[x]),
+        (0, 7),
+        textcoords="offset points",
+        color=line_of(name)["color"],
+        ha="center",
+        va="bottom",
+    )
 
 
 def cost_of_a_token(
@@ -174,7 +191,5 @@ def cost_of_a_token(
     right.set(title=f"tokens/s, context {context}", xlabel="batch")
     right.set_ylim(0.9 / high, 1.1 * batches[-1] / low)
     logarithmic(right, batches)
-    right.text(0.03, 0.93, "line: predicted", transform=right.transAxes, color=COLOUR["predicted"])
-    right.text(0.03, 0.86, "dots: measured", transform=right.transAxes)
-    figure.suptitle(title)
+    figure.suptitle(f"{title}; line: predicted, dots: measured")
     return figure

@@ -26,9 +26,9 @@ def allocator_segments(segments: Sequence, scale_bytes: int, title: str) -> Figu
             place = dict(left=block.offset / mib, color=colour, edgecolor="white", linewidth=0.8)
             ax.barh(row, block.size / mib, height=0.72, **place)
             middle = (block.offset + block.size / 2) / mib
-            ax.text(middle, row, block.name, ha="center", va="center", color="white", fontsize=8)
-    ax.set(xlim=(0, scale_bytes / mib), ylim=(4.5, -0.5), xlabel="MiB", title=title)
-    ax.set(yticks=range(5), ylabel="segment")
+            ax.text(middle, row, block.name, ha="center", va="center", color="white", fontsize=11)
+    ax.set(xlim=(0, scale_bytes / mib), xlabel="MiB", title=title)
+    ax.set(yticks=range(len(segments)), ylim=(4.5, -0.5), ylabel="segment")
     return figure
 
 
@@ -40,11 +40,23 @@ def memory_bill(tokens: Sequence[int], weights: float, totals: Sequence[float], 
     figure, ax = plt.subplots(figsize=(7, 3.9))
     ax.axhline(weights, color=COLOUR["predicted"], linewidth=1.2)
     ax.plot(tokens, totals, color=COLOUR["cached"], linewidth=3)
+    for name, end, colour, below in (
+        ("weights", weights, COLOUR["predicted"], True),
+        ("weights + cache", totals[-1], COLOUR["cached"], False),
+    ):
+        ax.annotate(
+            name,
+            (tokens[-1], end),
+            (-4, -6 if below else 8),
+            textcoords="offset points",
+            color=colour,
+            ha="right",
+            va="top" if below else "bottom",
+            bbox=dict(boxstyle="square,pad=0.05", color="white"),
+        )
     for name, size in devices.items():
         ax.axhline(size, color=COLOUR["measured"], linewidth=0.8, linestyle=":")
-        ax.text(tokens[0], size * 1.06, name, color=COLOUR["measured"], fontsize=10)
+        direct_label(ax, tokens[-1], size, name, COLOUR["measured"]).set_fontsize(10)
     ax.set(xscale="log", yscale="log", xlim=(tokens[0], tokens[-1]), ylim=(1, 30_000))
     ax.set(xlabel="context, tokens a sequence", ylabel="GB")
-    ax.text(tokens[-1], weights / 1.12, "weights", color=COLOUR["predicted"], ha="right", va="top")
-    direct_label(ax, tokens[-1], totals[-1], "weights\n+ cache", COLOUR["cached"])
     return figure
