@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .costs import cache_bytes, cache_bytes_per_layer
+from .costs import cache_bytes_per_tensor
 from .shapes import positive
 
 MIN_BLOCK = 512
@@ -210,21 +210,24 @@ def generation(
 
     "static" takes its keys and its values once, at full capacity. "growing" concatenates: in each
     layer the new keys are requested while the old ones still stand, then the old ones are freed,
-    and so the values. Weights and activations are left out.
+    and so the values. In a latent cache the latents take the place of the keys and the rotary keys
+    that of the values. Weights and activations are left out.
     """
     positive(prompt=prompt, new_tokens=new_tokens, batch=batch)
     if cache not in ("growing", "static"):
         raise ValueError(f"no cache {cache!r}; choose 'growing' or 'static'")
     if cache == "static":
-        half = cache_bytes(config, prompt + new_tokens, batch, dtype_bytes) // 2
-        yield [("malloc", "keys", half), ("malloc", "values", half)]
+        whole = cache_bytes_per_tensor(config, prompt + new_tokens, batch, dtype_bytes)
+        keys, values = map(sum, zip(*filter(None, whole), strict=True))
+        yield [("malloc", "keys", keys), ("malloc", "values", values)]
         yield from ([] for _ in range(new_tokens))
         return
     for tokens in range(prompt, prompt + new_tokens + 1):
         events: list[Event] = []
-        for layer, both in enumerate(cache_bytes_per_layer(config, tokens, batch, dtype_bytes)):
-            for kind in ("k", "v"):
-                events.append(("malloc", f"{kind}{layer} {tokens}", both // 2))
+        sizes = cache_bytes_per_tensor(config, tokens, batch, dtype_bytes)
+        for layer, tensors in enumerate(sizes):
+            for kind, nbytes in zip("kv", tensors, strict=False):  # none in a layer that shares
+                events.append(("malloc", f"{kind}{layer} {tokens}", nbytes))
                 if tokens > prompt:
                     events.append(("free", f"{kind}{layer} {tokens - 1}", 0))
         yield events

@@ -1,8 +1,9 @@
 """What a model, a context and a batch need in memory, line by line, and what fits. No torch here.
 
 The bill counts what is certain: the weights, the cache, and the second copy that a growing cache
-makes of its largest layer. Activations, the matrix library's workspace, the device's own context
-and the allocator's rounding come on top, so a tenth of the device is left for them.
+makes of one tensor at a time, at most its largest. Activations, the matrix library's workspace, the
+device's own context and the allocator's rounding come on top, so a tenth of the device is left for
+them.
 """
 
 import json
@@ -40,7 +41,7 @@ class Bill:
 
     @property
     def total_bytes(self) -> int:
-        """Weights and cache; a growing cache needs `copy_bytes` more at its peak."""
+        """Weights and cache; where the cache grows by copying, the peak is `copy_bytes`."""
         return self.weight_bytes + self.cache_bytes
 
     @property
@@ -115,14 +116,19 @@ def bill(
     `dtype` is the cache's; the weights have the same, or bfloat16 where that one carries scales.
 
     Raises ValueError for an unknown model, dtype or device, for sizes that are no positive
-    integers, and for more tokens than the model has positions.
+    integers, for a config without a count of parameters, and for more tokens than the model has
+    positions.
     """
     positive(tokens=tokens, batch=batch)
     if config is None:
         found = models.model(model)
-        config, parameters = found["config"], parameters or found["parameters"]
+        config = found["config"]
+        parameters = found["parameters"] if parameters is None else parameters
+    if parameters is None:
+        raise ValueError(
+            f"no weights to count for {model}; give the number of parameters (--parameters)"
+        )
     positive(parameters=parameters)
-    assert parameters is not None
     shape, numbers = read(config), number_format(dtype)
     if shape.positions is not None and tokens > shape.positions:
         raise ValueError(
@@ -130,7 +136,8 @@ def bill(
         )
     weights_dtype = weights_dtype or ("bfloat16" if numbers.scale_bytes else dtype)
     weight_bytes = stored_bytes(parameters, number_format(weights_dtype))
-    layers = costs.cache_bytes_per_layer(shape, tokens, batch, dtype=dtype)
+    tensors = costs.cache_bytes_per_tensor(shape, tokens, batch, dtype=dtype)
+    cache_bytes = sum(map(sum, tensors))
     device = None if card is None else models.card(card)["bytes"]
     room = None if device is None else device * USABLE[0] // USABLE[1] - weight_bytes
     return Bill(
@@ -142,26 +149,58 @@ def bill(
         parameters,
         weight_bytes,
         costs.cache_bytes_per_token(shape, dtype=dtype),
-        sum(layers),
-        sum(layers) + weight_bytes + max(layers) // 2,
+        cache_bytes,
+        cache_bytes + weight_bytes + max(max(layer, default=0) for layer in tensors),
         shape.positions,
         card,
         device,
         None if room is None else costs.most_tokens(shape, room, batch, dtype=dtype),
-        None if room is None else max(0, room // (sum(layers) // batch)),
+        None if room is None else max(0, room // (cache_bytes // batch)),
     )
 
 
 def stored_parameters(folder: Path) -> int | None:
-    """Numbers in the safetensors files of `folder`, from their headers; None where it has none."""
-    from safetensors import safe_open
+    """Numbers in the safetensors files of `folder`, from their headers; None where it has none.
+
+    Raises ValueError, naming the file, for one that is no such file.
+    """
+    from safetensors import SafetensorError, safe_open
 
     found = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="numpy") as tensors:
-            names = tensors.keys()
-            found += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="numpy") as tensors:
+                names = tensors.keys()
+                found += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is no whole safetensors file: {error}") from error
     return found or None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of `folder` that hold each weight once.
+
+    Those that its index names; without one all but a `consolidated` copy, or that copy alone.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        listed = read_object(index).get("weight_map")
+        if not isinstance(listed, dict):
+            raise ValueError(f"{index} has no weight_map")
+        return sorted({folder / str(name) for name in listed.values()})
+    every = sorted(folder.glob("*.safetensors"))
+    return [path for path in every if not path.name.startswith("consolidated")] or every
+
+
+def read_object(path: Path) -> dict:
+    """The JSON object in the file at `path`; ValueError where it holds anything else or nothing."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict) or not found:
+        raise ValueError(f"{path} holds {str(found)[:40]}; expected an object with a model's sizes")
+    return found
 
 
 def add_arguments(parser) -> None:
@@ -196,13 +235,14 @@ def main(args) -> int:
         return 0
     path, config, parameters = Path(args.model), None, args.parameters
     if path.is_dir():
-        parameters = parameters or stored_parameters(path)
+        parameters = stored_parameters(path) if parameters is None else parameters
         path = path / "config.json"
     if path.suffix == ".json":
-        config = json.loads(path.read_text())
+        config = read_object(path)
     tokens = args.tokens
     if tokens is None:
-        positions = read(config or models.model(args.model)["config"]).positions
+        known = models.model(args.model)["config"] if config is None else config
+        positions = read(known).positions
         tokens = min(1024, positions or 1024)
     how = dict(card=args.card, weights_dtype=args.weights_dtype)
     how.update(config=config, parameters=parameters)

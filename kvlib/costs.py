@@ -95,6 +95,38 @@ def cache_bytes_per_token(
     return sum(layer_bytes_per_token(layer, numbers) for layer in read(config).layers)
 
 
+def cache_bytes_per_tensor(
+    config: Any,
+    tokens: int,
+    batch: int = 1,
+    dtype_bytes: int = 4,
+    *,
+    dtype: str | Format | None = None,
+) -> tuple[tuple[int, ...], ...]:
+    """Bytes of each tensor in each layer for `batch` sequences of `tokens` tokens.
+
+    A layer's tensors are its keys and its values, or the latents and the rotary keys; none where it
+    reads another layer's. A layer with a window holds no more tokens than its window. ValueError
+    past 2**63 - 1 bytes.
+    """
+    positive(tokens=tokens, batch=batch)
+    numbers = number_format(dtype, dtype_bytes)
+    held = tuple(
+        tuple(
+            batch * min(tokens, layer.window or tokens) * count * numbers.vector_bytes(length)
+            for count, length in layer.vectors
+        )
+        for layer in read(config).layers
+    )
+    total = sum(map(sum, held))
+    if total > LARGEST:
+        raise ValueError(
+            f"{tokens} tokens x {batch} sequences are {total} bytes, more than a size can say "
+            f"({LARGEST}); ask for fewer"
+        )
+    return held
+
+
 def cache_bytes_per_layer(
     config: Any,
     tokens: int,
@@ -107,18 +139,8 @@ def cache_bytes_per_layer(
 
     A layer with a window holds no more tokens than its window. ValueError past 2**63 - 1 bytes.
     """
-    positive(tokens=tokens, batch=batch)
-    numbers = number_format(dtype, dtype_bytes)
-    held = tuple(
-        batch * min(tokens, layer.window or tokens) * layer_bytes_per_token(layer, numbers)
-        for layer in read(config).layers
-    )
-    if sum(held) > LARGEST:
-        raise ValueError(
-            f"{tokens} tokens x {batch} sequences are {sum(held)} bytes, more than a size can say "
-            f"({LARGEST}); ask for fewer"
-        )
-    return held
+    tensors = cache_bytes_per_tensor(config, tokens, batch, dtype_bytes, dtype=dtype)
+    return tuple(map(sum, tensors))
 
 
 def cache_bytes(

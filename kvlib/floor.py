@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,6 +74,15 @@ class Speeds:
         launch = part.pop("launch")
         work = max(part["weights"], part["arithmetic"]) + part["cache"]
         return "launch" if launch > work else max(part, key=lambda name: part[name])
+
+
+def regimes(speeds: Speeds, config: GPT2Config, contexts: Sequence, batches: Sequence) -> str:
+    """What binds a step of `config` where, as a sentence: each regime with its batch x context."""
+    where: dict[str, list[str]] = {}
+    for batch, context in product(batches, contexts):
+        regime = speeds.regime(config, context, batch)
+        where.setdefault(regime, []).append(f"{batch} x {context}")
+    return "; ".join(f"{regime} binds at {', '.join(at)}" for regime, at in where.items())
 
 
 def reader(model: GPT2, cache: StaticCache) -> Callable[[], list]:

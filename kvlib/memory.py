@@ -18,7 +18,7 @@ from torch.profiler import record_function
 from . import costs
 from .allocator import CachingAllocator, OutOfMemory
 from .cuda import cuda_parts, cuda_trace, requested_on, workspace_bytes
-from .watch import MARK, Watch, allocations, profiled, record, resident_bytes, storages
+from .watch import MARK, Watch, allocations, profiled, record, resident_bytes, storages, tensors
 
 __all__ = [
     "CachingAllocator",
@@ -45,7 +45,8 @@ class Checkpoint:
     the snapshot on CUDA). `peak_bytes`: most requested at once since the checkpoint before.
     `allocated_bytes`, `reserved_bytes`: what the allocator's blocks and segments hold, for the
     whole process on CUDA; a CPU allocator keeps no segments. `resident_bytes`: the whole process's
-    memory, as the system counts it. None: not to be had here.
+    memory, as the system counts it. `counter_bytes`: the part of `held_bytes` in counters, that is,
+    in integers of no dimension, which are no rows. None: not to be had here.
     """
 
     tokens: int
@@ -57,6 +58,7 @@ class Checkpoint:
     allocated_bytes: int
     reserved_bytes: int | None
     resident_bytes: int | None
+    counter_bytes: int = 0
 
     @property
     def difference(self) -> int | None:
@@ -80,9 +82,14 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """True where the formula is exact and both witnesses agree at every checkpoint."""
+        """True where the formula and the counters are all that is held, and both witnesses agree.
+
+        At every checkpoint. A counter, such as the length that each layer of a static cache of
+        transformers keeps in 8 bytes, belongs to the cache and to no token.
+        """
         return all(
-            row.difference == 0 and row.seen_bytes == row.requested_bytes for row in self.rows
+            row.difference == row.counter_bytes and row.seen_bytes == row.requested_bytes
+            for row in self.rows
         )
 
     def __iter__(self) -> Iterator[Checkpoint]:
@@ -95,12 +102,18 @@ class Report:
         return self.rows[index]
 
     def __str__(self) -> str:
-        """A table of what is the same on every machine: the peaks are not."""
-        names = ("tokens", "formula", "held", "difference", "requested")
+        """A table of what is the same on every machine: the peaks are not.
+
+        It names the counters where there are any.
+        """
+        names = ["tokens", "formula", "held", "difference", "requested"]
+        counters = any(row.counter_bytes for row in self.rows)
+        names += ["counters"] if counters else []
         lines = ["".join(f"{name:>14}" for name in names)]
         for row in self.rows:
             values: list[int | None] = [row.tokens, row.formula_bytes, row.held_bytes]
             values += [row.difference, row.requested_bytes]
+            values += [row.counter_bytes] if counters else []
             cells = ["-" if value is None else f"{value:,}" for value in values]
             lines.append("".join(f"{cell:>14}" for cell in cells))
         return "\n".join(lines)
@@ -123,17 +136,22 @@ def checkpoints(
     length, any other with the formula at its own; a decoder whose `cache` is "static" counts as
     preallocated unless told otherwise.
 
+    A windowed layer of transformers' dynamic cache keeps a view of the newest window - 1 tokens;
+    the storage behind it still has all that the last step joined, up to window - 1 tokens and those
+    of the step. So the formula's window is exact after a step of one token, and too little after a
+    longer one.
+
     Raises ValueError where `lengths` are not growing positive integers or exceed the decoder's
     positions, or where there is a model whose configuration cannot be read.
     """
     lengths = check_lengths(lengths, decoder)
     costs.positive(batch=batch)
     model = getattr(decoder, "model", None)
-    tensors = list(weights(model)) if isinstance(model, nn.Module) else []
+    stored = list(weights(model)) if isinstance(model, nn.Module) else []
     if config is None:
         config = getattr(model, "config", None)
     if dtype_bytes is None:
-        dtype_bytes = tensors[0].element_size() if tensors else 4
+        dtype_bytes = stored[0].element_size() if stored else 4
     if preallocated is None:
         preallocated = getattr(decoder, "cache", None) == "static"
     formula: list[int | None] = [None] * len(lengths)
@@ -143,12 +161,14 @@ def checkpoints(
     device = torch.device(getattr(decoder, "device", "cpu"))
     run = run_cuda if device.type == "cuda" else run_cpu
     report = run(decoder, lengths, formula, batch, device)
-    report.model_bytes = sum(storage.nbytes() for storage in storages(tensors))
+    report.model_bytes = sum(storage.nbytes() for storage in storages(stored))
     return report
 
 
 def check_lengths(lengths: Sequence[int], decoder: Any) -> list[int]:
     """`lengths` as a list; ValueError where a run cannot pass through them in order."""
+    if not isinstance(lengths, Iterable):
+        raise ValueError(f"lengths must be growing positive integers, not {lengths!r}")
     lengths = list(lengths)
     if not lengths:
         raise ValueError("no lengths; give at least one")
@@ -163,6 +183,12 @@ def check_lengths(lengths: Sequence[int], decoder: Any) -> list[int]:
             f"length {lengths[-1]} exceeds the decoder's {limit} positions (block_size)"
         )
     return lengths
+
+
+def counters(state: Any) -> int:
+    """Bytes of the counters that are reachable from `state`: integers of no dimension."""
+    whole = [t for t in tensors(state) if t.ndim == 0 and not t.is_floating_point()]
+    return sum(s.nbytes() for s in storages(whole) if s.nbytes() <= 8)  # not one number of many
 
 
 def weights(model: nn.Module) -> Iterable[Tensor]:
@@ -183,11 +209,12 @@ def run_cpu(decoder, lengths: list[int], formula: list, batch: int, device) -> R
             gc.collect()
             with record_function(f"{MARK}{length}"):
                 held = sum(storage.nbytes() for storage in storages(state))
-            seen.append((held, watch.live_bytes, resident_bytes()))
+                counted = counters(state)
+            seen.append((held, watch.live_bytes, resident_bytes(), counted))
     requested, peaks = totals(*allocations(prof))
     rows = [
-        Checkpoint(tokens, exact, held, now, live, peak, now, None, resident)
-        for tokens, exact, (held, live, resident), now, peak in zip(
+        Checkpoint(tokens, exact, held, now, live, peak, now, None, resident, counted)
+        for tokens, exact, (held, live, resident, counted), now, peak in zip(
             lengths, formula, seen, requested, peaks, strict=True
         )
     ]
@@ -240,6 +267,7 @@ def run_cuda(decoder, lengths: list[int], formula: list, batch: int, device) -> 
                 stats["allocated_bytes.all.current"],
                 stats["reserved_bytes.all.current"],
                 resident_bytes(),
+                counters(state),
             )
         )
     return Report(rows, workspace_bytes=base - before, device=str(device))

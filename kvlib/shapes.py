@@ -20,14 +20,33 @@ NAMES = {  # what each size is called in the configurations of the Hugging Face 
 }
 INNER = ("text_config", "llm_config", "language_config")  # where a multimodal model keeps its own
 WINDOWED = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-NO_CACHE = ("hybrid_override_pattern", "layers_block_type", "block_types", "mamba_d_state")
+NO_CACHE = (
+    "hybrid_override_pattern",
+    "layers_block_type",
+    "block_types",
+    "mamba_d_state",
+    "state_size",
+    "ssm_state_size",
+    "linear_attn_config",
+)
+RECURRENT = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma")
+GEMMA = dict(num_attention_heads=8, num_key_value_heads=4, head_dim=256)
+GEMMA3 = GEMMA | dict(max_position_embeddings=131072, sliding_window_pattern=6)
+DEFAULTS = {  # what a published config.json may leave out, by its model_type
+    "gemma2": dict(head_dim=256, sliding_window_pattern=2),
+    "gemma3": GEMMA3,
+    "gemma3_text": GEMMA3,
+    "cohere2": dict(sliding_window_pattern=4),
+}
 
 
 @dataclass(frozen=True)
 class Layer:
     """What a layer stores: `vectors` a token, as (how many, numbers in each), for `window` tokens.
 
-    `window` None keeps every token. No vectors: the layer reads another layer's cache.
+    The keys come first, then the values; in a latent cache the latent, then the rotary key. A
+    cache keeps a tensor for each. `window` None keeps every token. No vectors: the layer reads
+    another layer's cache.
     """
 
     vectors: tuple[tuple[int, int], ...]
@@ -56,7 +75,9 @@ def read(config: Any, *, expanded: bool = False) -> Shape:
 
     A latent cache (multi-head latent attention) is counted as its paper stores it: one latent
     vector and one rotary key a token. `expanded=True` counts the keys and values of all heads
-    instead, which an implementation that decompresses before it caches would hold.
+    instead, which an implementation that decompresses before it caches would hold. Falcon's
+    `new_decoder_architecture` is counted as transformers stores it, each shared key and value once
+    for every head that reads it.
 
     Raises ValueError where a size is missing, no positive integer, or impossible: more key-value
     heads than heads, heads they do not divide, a width the heads do not divide; and for layers that
@@ -65,11 +86,13 @@ def read(config: Any, *, expanded: bool = False) -> Shape:
     if isinstance(config, Shape):
         return config
     if isinstance(config, GPT2Config):
-        layer = Layer(((2 * config.n_head, config.head_dim),))
+        layer = Layer(((config.n_head, config.head_dim),) * 2)
         return Shape((layer,) * config.n_layer, config.n_head, config.n_head, config.block_size)
     found = text_part(as_dict(config))
     refuse(found)
     count, heads = size(found, "layers"), size(found, "heads")
+    if found.get("model_type") == "longcat_flash":
+        count *= 2  # two attentions in each layer, each with a cache
     positions = maybe(found, "positions")
     kv_heads = key_value_heads(found, heads)
     vectors = layer_vectors(found, heads, kv_heads, expanded)
@@ -96,18 +119,22 @@ def as_dict(config: Any) -> dict:
 
 
 def text_part(found: dict) -> dict:
-    """The part about the language model, where a configuration describes several models."""
+    """The part about the language model, where several are described, and its type's defaults."""
+    kind = found.get("model_type")
     for name in INNER:
         if found.get(name) is not None:
-            return as_dict(found[name])
-    return found
+            found = as_dict(found[name])
+            break
+    kind = found.get("model_type", kind)
+    return DEFAULTS.get(str(kind), {}) | {"model_type": kind} | found
 
 
 def refuse(found: dict) -> None:
     """Raise ValueError, by name, for a model whose state is no cache of keys and values alone."""
     if found.get("is_encoder_decoder"):
         raise ValueError("is_encoder_decoder=True: the encoder's keys are not counted here")
-    for name in NO_CACHE:
+    recurrent = found["model_type"] in RECURRENT
+    for name in ("model_type",) if recurrent else NO_CACHE:
         if found.get(name):
             raise ValueError(
                 f"{name}={found[name]!r}: some layers keep a recurrent state, no cache"
@@ -137,8 +164,9 @@ def key_value_heads(found: dict, heads: int) -> int:
     """Heads that have keys and values of their own: all, one (multi-query), or a divisor of all."""
     inner = found.get("attn_config")
     inner = as_dict(inner) if inner else {}
-    one = found.get("multi_query") and not found.get("new_decoder_architecture")
-    one = one and not found.get("multi_query_group_num")
+    if found.get("new_decoder_architecture"):
+        return heads
+    one = found.get("multi_query") and not found.get("multi_query_group_num")
     kv_heads = 1 if one else inner.get("kv_n_heads") or maybe(found, "kv_heads")
     if kv_heads is None:
         return heads
@@ -172,8 +200,6 @@ def layer_vectors(found: dict, heads: int, kv_heads: int, expanded: bool) -> tup
         head_dim = width // heads
     value = found.get("v_head_dim") or head_dim
     positive(v_head_dim=value)
-    if value == head_dim:
-        return ((2 * kv_heads, head_dim),)
     return (kv_heads, head_dim), (kv_heads, value)
 
 
@@ -187,7 +213,7 @@ def windows(found: dict, count: int) -> list[int | None]:
         if kind == "full_attention":
             kept.append(None)
             continue
-        if kind not in WINDOWED:
+        if kind not in tuple(WINDOWED):
             raise ValueError(
                 f"layer type {kind!r} keeps no keys and values that grow with the tokens; "
                 f"counted are full_attention, {', '.join(WINDOWED)}"
@@ -202,14 +228,19 @@ def layer_types(found: dict, count: int) -> list[str]:
     """The type of each layer where the configuration does not list them.
 
     Gemma 2 alternates windowed and full layers, Gemma 3 has a full one in six, Cohere 2 one in
-    four (`sliding_window_pattern`); Qwen 2 switches its window on with `use_sliding_window`, from
-    layer `max_window_layers` on. A window without any of these holds for every layer.
+    four (`sliding_window_pattern`, or the default of the `model_type`); Qwen 2 switches its window
+    on with `use_sliding_window`, from layer `max_window_layers` on. A window without any of these
+    holds for every layer.
     """
     window = found.get("sliding_window")
     if window is None or found.get("use_sliding_window") is False:
         return ["full_attention"] * count
-    every = found.get("sliding_window_pattern") or (2 if found.get("model_type") == "gemma2" else 0)
+    every = found.get("sliding_window_pattern")
+    if every is not None:
+        positive(sliding_window_pattern=every)
     first = found.get("max_window_layers", 0) if found.get("use_sliding_window") else 0
+    if type(first) is not int or first < 0:
+        raise ValueError(f"max_window_layers must be an integer from 0 on, not {first!r}")
     return [
         "full_attention" if i < first or (every and (i + 1) % every == 0) else "sliding_attention"
         for i in range(count)

@@ -29,7 +29,9 @@ class Watch(TorchDispatchMode):
     """While active: every storage that an operation makes, with its bytes and the operation.
 
     `live` maps a storage to (bytes, operation); `live_bytes` is their sum and `peak_bytes` the most
-    it was. Storages that existed before are not counted, nor are views of them.
+    it was. Storages that existed before are not counted, nor are views of them. What `torch.tensor`
+    makes counts as made by `aten.lift_fresh`; so does memory that `torch.from_numpy` shares, though
+    it was numpy's before.
     """
 
     def __init__(self):
@@ -40,7 +42,8 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        given = {id(storage) for storage in storages((args, kwargs))}
+        fresh = func is torch.ops.aten.lift_fresh.default  # its argument was made out of sight
+        given = set() if fresh else {id(storage) for storage in storages((args, kwargs))}
         for storage in storages(out):
             if id(storage) not in given and id(storage) not in self.live:
                 self.enter(storage, str(func))
@@ -67,7 +70,12 @@ def storages(thing: Any) -> list[torch.UntypedStorage]:
     Tensors in tuples, lists, dicts and the attributes of objects count; modules, that is weights,
     do not.
     """
-    found: dict[int, torch.UntypedStorage] = {}
+    found = {id(storage): storage for storage in map(Tensor.untyped_storage, tensors(thing))}
+    return [storage for storage in found.values() if storage.nbytes()]
+
+
+def tensors(thing: Any) -> Iterator[Tensor]:
+    """Every tensor that is reachable from `thing`, as `storages` looks for them."""
     seen: set[int] = set()
     stack = [thing]
     while stack:
@@ -76,14 +84,11 @@ def storages(thing: Any) -> list[torch.UntypedStorage]:
             continue
         seen.add(id(item))
         if isinstance(item, Tensor):
-            storage = item.untyped_storage()
-            if storage.nbytes():
-                found[id(storage)] = storage
+            yield item
         elif isinstance(item, (dict, list, tuple, set)):
             stack.extend(item.values() if isinstance(item, dict) else item)
         elif hasattr(item, "__dict__") and not isinstance(item, type):
             stack.extend(vars(item).values())
-    return list(found.values())
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvlib import GPT2Config, allocator, costs, memory, plots
 from kvlib.allocator import CachingAllocator, OutOfMemory, generation, replay
+from kvlib.models import model
 
 KIB, MIB = 1 << 10, 1 << 20
 RECORDINGS = sorted((Path(__file__).parent.parent / "figures" / "measured").glob("*-memory.json"))
@@ -182,6 +183,21 @@ def test_generation_ends_with_what_the_formula_says(cache):
         assert books.requested_bytes == costs.cache_bytes(config, size, 3)
         most = max(most, books.peak_requested_bytes - books.requested_bytes)
     assert most == (0 if cache == "static" else costs.cache_bytes(config, 27, 3) // 4)
+
+
+def test_generation_of_a_latent_cache_asks_for_two_tensors_of_their_own_sizes():
+    config = model("DeepSeek-V3")["config"]
+    growing = next(generation(config, 10, 1, dtype_bytes=2))
+    assert [nbytes for _, _, nbytes in growing] == [10 * 512 * 2, 10 * 64 * 2] * 61
+    static = next(generation(config, 10, 1, "static", dtype_bytes=2))
+    assert [nbytes for _, _, nbytes in static] == [61 * 11 * 512 * 2, 61 * 11 * 64 * 2]
+
+
+def test_generation_skips_layers_that_share_a_cache():
+    config = dict(num_hidden_layers=3, hidden_size=8, num_attention_heads=2, num_kv_shared_layers=2)
+    for cache, tokens in (("growing", 4), ("static", 5)):
+        events = next(generation(config, 4, 1, cache))
+        assert [nbytes for _, _, nbytes in events] == [tokens * 8 * 4] * 2
 
 
 def test_growing_past_a_mebibyte_carries_unsplit_remainders():

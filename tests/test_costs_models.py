@@ -41,6 +41,7 @@ FAMILIES = {
     "StableLm": TINY | GROUPED,
     "Olmo": TINY | GROUPED,
     "Falcon": TINY | dict(multi_query=True, new_decoder_architecture=False),
+    "Falcon, grouped": TINY | dict(num_kv_heads=2, new_decoder_architecture=True),
     "OPT": TINY | dict(ffn_dim=32, word_embed_proj_dim=32),
     "Bloom": dict(hidden_size=32, n_layer=3, n_head=4, vocab_size=64),
     "Mpt": dict(d_model=32, n_layers=3, n_heads=4, vocab_size=64),
@@ -51,7 +52,29 @@ FAMILIES = {
     | GROUPED
     | dict(sliding_window=6, head_dim=8, num_local_experts=2, num_experts_per_tok=2),
     "DeepseekV3": TINY | LATENT | EXPERTS | dict(num_key_value_heads=4),
+    "LongcatFlash": dict(
+        vocab_size=64,
+        hidden_size=32,
+        num_layers=2,
+        num_attention_heads=4,
+        ffn_hidden_size=32,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        head_dim=4,
+        v_head_dim=6,
+        expert_ffn_hidden_size=16,
+        moe_topk=2,
+        n_routed_experts=4,
+        zero_expert_num=2,
+    ),
 }
+
+
+def built(family: str):
+    """The configuration of one entry of FAMILIES."""
+    return getattr(transformers, family.split(",")[0] + "Config")(**FAMILIES[family])
 
 
 def held(config, tokens: int, batch: int) -> int:
@@ -66,7 +89,7 @@ def held(config, tokens: int, batch: int) -> int:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_formula_equals_what_hugging_face_holds(family):
-    config = getattr(transformers, family + "Config")(**FAMILIES[family])
+    config = built(family)
     shape = shapes.read(config)
     # a window of W keys includes the newest, so transformers keeps W - 1 between two steps
     kept = [
@@ -79,13 +102,60 @@ def test_formula_equals_what_hugging_face_holds(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_object_and_dict_read_the_same(family):
-    config = getattr(transformers, family + "Config")(**FAMILIES[family])
+    config = built(family)
     assert shapes.read(config) == shapes.read(config.to_dict())
 
 
 def test_multimodal_configuration_is_read_by_its_text_part():
     text = dict(num_hidden_layers=2, hidden_size=8, num_attention_heads=2)
     assert shapes.read(dict(text_config=text, hidden_size=999)) == shapes.read(text)
+
+
+GEMMA_3_4B = dict(  # what the published file says of the text model, and no more
+    hidden_size=2560,
+    intermediate_size=10240,
+    model_type="gemma3_text",
+    num_hidden_layers=34,
+    rope_scaling=dict(factor=8.0, rope_type="linear"),
+    sliding_window=1024,
+)
+GEMMA_3_27B = dict(
+    head_dim=128,
+    hidden_size=5376,
+    intermediate_size=21504,
+    model_type="gemma3_text",
+    num_attention_heads=32,
+    num_hidden_layers=62,
+    num_key_value_heads=16,
+    sliding_window=1024,
+)
+
+
+@pytest.mark.parametrize("text", [GEMMA_3_4B, GEMMA_3_27B])
+def test_a_published_gemma_3_file_is_read_with_the_defaults_of_its_type(text):
+    raw = dict(model_type="gemma3", text_config=text)
+    theirs = transformers.Gemma3Config(text_config=dict(text))
+    assert shapes.read(raw) == shapes.read(theirs) == shapes.read(text)
+    full = [layer.window for layer in shapes.read(raw).layers].count(None)
+    assert full == text["num_hidden_layers"] // 6
+    del (unnamed := dict(text))["model_type"]
+    assert shapes.read(dict(model_type="gemma3", text_config=unnamed)) == shapes.read(text)
+
+
+def test_the_published_gemma_3_file_and_the_table_agree():
+    table = models.model("Gemma-3-27B")["config"]
+    assert costs.cache_bytes(GEMMA_3_27B, 8192, 1, 2) == costs.cache_bytes(table, 8192, 1, 2)
+
+
+RECURRENT = ["Mamba", "Mamba2", "FalconMamba", "Rwkv", "xLSTM", "RecurrentGemma", "KimiLinear"]
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_recurrent_state_is_refused_by_name(family):
+    config = getattr(transformers, family + "Config")()
+    for form in (config, config.to_dict()):
+        with pytest.raises(ValueError, match="recurrent state|linear_attention"):
+            shapes.read(form)
 
 
 def test_latent_cache_stores_one_vector_for_all_heads():
@@ -105,6 +175,7 @@ def test_patterns_of_windows():
     assert windows() == [5] * 6
     assert windows(model_type="gemma2") == [5, None] * 3
     assert windows(sliding_window_pattern=3) == [5, 5, None] * 2
+    assert windows(model_type="cohere2", num_hidden_layers=8) == [5, 5, 5, None] * 2
     assert windows(use_sliding_window=False) == [None] * 6
     assert windows(use_sliding_window=True, max_window_layers=4) == [None] * 4 + [5, 5]
     assert windows(layer_types=["full_attention"] * 6) == [None] * 6
@@ -208,6 +279,13 @@ def test_bill_adds_up():
     )
 
 
+def test_a_growing_cache_copies_one_tensor_at_a_time():
+    made = bill.bill("DeepSeek-V3", 1024, 1, "bfloat16")  # the latents are the larger tensor
+    assert made.copy_bytes - made.total_bytes == 1_048_576 == 1024 * 512 * 2
+    per_tensor = costs.cache_bytes_per_tensor(models.model("DeepSeek-V3")["config"], 3, 2, 2)
+    assert per_tensor == ((3 * 2 * 512 * 2, 3 * 2 * 64 * 2),) * 61
+
+
 def test_command_line(capsys, tmp_path):
     assert __main__.main(["memory", "--card", "a40 48gb"]) == 0
     out = capsys.readouterr().out
@@ -256,6 +334,13 @@ IMPOSSIBLE = [
     (dict(layer_types=["full_attention", "linear_attention"]), "linear_attention"),
     (dict(layer_types=["full_attention", "sliding_attention"]), "sliding_window"),
     (dict(layer_types=7), "7"),
+    (dict(layer_types=[["full_attention"], []]), "full_attention"),
+    (dict(sliding_window=4, sliding_window_pattern="LLLG"), "LLLG"),
+    (dict(sliding_window=4, sliding_window_pattern=-1), "-1"),
+    (dict(sliding_window=4, use_sliding_window=True, max_window_layers=None), "None"),
+    (dict(sliding_window=4, use_sliding_window=True, max_window_layers=-2), "-2"),
+    (dict(model_type="rwkv"), "rwkv"),
+    (dict(state_size=128), "state_size"),
     (dict(num_kv_shared_layers=2), "2"),
     (dict(num_kv_shared_layers=-1), "-1"),
     (dict(is_encoder_decoder=True), "is_encoder_decoder"),
@@ -276,7 +361,7 @@ BAD_CALLS = [
     (lambda: shapes.read("gpt2"), "str"),
     (lambda: shapes.read(dict()), "layers"),
     (lambda: shapes.read(transformers.T5Config()), "is_encoder_decoder"),
-    (lambda: shapes.read(transformers.MambaConfig()), "heads"),
+    (lambda: shapes.read(transformers.MambaConfig()), "mamba"),
     (lambda: costs.cache_bytes(GPT2_124M, 0), "tokens"),
     (lambda: costs.cache_bytes(GPT2_124M, -1), "-1"),
     (lambda: costs.cache_bytes(GPT2_124M, 1e3), "1000.0"),
@@ -299,7 +384,8 @@ BAD_CALLS = [
     (lambda: bill.bill("gpt2", 1025), "1024 positions"),
     (lambda: bill.bill("gpt2", 10, dtype="int3"), "int3"),
     (lambda: bill.bill("gpt2", 10, card="TPU"), "TPU"),
-    (lambda: bill.bill("mine", 10, config=GOOD), "parameters"),
+    (lambda: bill.bill("mine", 10, config=GOOD), "--parameters"),
+    (lambda: bill.bill("gpt2", 10, parameters=0), "parameters"),
     (lambda: bill.bill("mine", 10, config=GOOD, parameters=-1), "-1"),
 ]
 
@@ -320,3 +406,51 @@ def test_a_directory_is_billed_by_what_is_stored_in_it(capsys, tmp_path):
     assert __main__.main(["memory", "--model", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "1 x 64 tokens" in printed and f"weights ({theirs.num_parameters():,}" in printed
+
+
+def test_a_weight_that_stands_in_two_files_is_counted_once(tmp_path):
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    def store(name, count):
+        save_file(dict(w=np.zeros(count, np.float32)), tmp_path / name)
+
+    assert bill.stored_parameters(tmp_path) is None
+    store("consolidated.safetensors", 30)
+    assert bill.stored_parameters(tmp_path) == 30  # all there is
+    store("model-1.safetensors", 10)
+    store("model-2.safetensors", 20)
+    assert bill.stored_parameters(tmp_path) == 30
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors"}}')
+    assert bill.stored_parameters(tmp_path) == 10
+    index.write_text('{"metadata": {}}')
+    with pytest.raises(ValueError, match="weight_map"):
+        bill.stored_parameters(tmp_path)
+    index.unlink()
+    (tmp_path / "model-2.safetensors").write_bytes(b"\x00" * 20)
+    with pytest.raises(ValueError, match="model-2.safetensors"):
+        bill.stored_parameters(tmp_path)
+
+
+SIZES = '{"n_layer": 2, "n_head": 2, "n_embd": 8}'
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "named"),
+    [
+        (b"{}", [], "expected an object"),
+        (b"null", [], "expected an object"),
+        (b'"x"', [], "expected an object"),
+        (b"{", [], "no JSON"),
+        (b"\xff\xfe", [], "no JSON"),
+        (SIZES.encode(), [], "--parameters"),
+        (SIZES.encode(), ["--parameters", "0"], "0"),
+    ],
+)
+def test_a_bad_file_is_named(text, more, named, tmp_path, capsys):
+    file = tmp_path / "config.json"
+    file.write_bytes(text)
+    assert __main__.main(["memory", "--model", str(file), *more]) == 2
+    error = capsys.readouterr().err
+    assert named in error and ("config.json" in error or more)

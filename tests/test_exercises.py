@@ -71,7 +71,14 @@ MISTAKES = {
          "np.median([x[1:] for x in r])", "Of single ITLs"),
         ("def ttft_and_tpot(r):\n    return 0.5", "Work the smallest"),
     ],
-    ("06", "modify"): [("def freed():\n    return [0, 2]", "No free block")],
+    ("06", "modify"): [
+        ("def freed():\n    return [0, 2]", "No free block"),
+        ("def freed():\n    return [0, 0]", "Give a list of two different"),
+        ("def freed():\n    return [0, 8]", "Give a list of two different"),
+        ("def freed():\n    return 5", "Give a list of two different"),
+        ("def freed():\n    return [0, 1, 2]", "Give a list of two different"),
+        ("def freed():\n    return range(8)", "Give a list of two different"),
+    ],
     ("07", "modify"): [
         ("def first_batch(card):\n    return 1", "That step is its calls"),
         ("def first_batch(card):\n    b = 1\n    while b * card.parts(config, 1000)['weights'] + "
@@ -79,6 +86,16 @@ MISTAKES = {
          "The weights are read once"),
         ("def first_batch(card):\n    return max(b for b in range(1, 99) "
          "if card.step_s(config, 1000, b) <= 4e-3)", "One less"),
+    ],
+    ("10", "modify"): [
+        ("def own(w):\n    return w.diagonal(-1).mean()", "That is the score of a previous"),
+        ("def own(w):\n    return w[1:, 0].mean()", "That is the weight on the first token, in"),
+        ("def own(w):\n    return w[:, 0].mean()", "That is the weight on the first token, query"),
+        ("def own(w):\n    return w.diagonal().mean()", "Query 0 is still in it"),
+        ("def own(w):\n    return w.diagonal()[1:].sum() / 4", "The sum is right"),
+        ("def own(w):\n    return w.mean()", "That is the mean of the whole"),
+        ("def own(w):\n    return w.diagonal()[1:]", "One number is asked"),
+        ("def own(w):\n    return [0.25, 0.3]", "One number is asked"),
     ],
 }  # fmt: skip
 

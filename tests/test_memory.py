@@ -37,17 +37,19 @@ def test_a_decoder_without_a_cache_holds_token_ids_alone():
     assert not report.ok and report[1].seen_bytes == report[1].requested_bytes
 
 
+SMALL_LLAMA = dict(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=32,
+    vocab_size=64,
+    max_position_embeddings=64,
+)
+
+
 def hugging_face():
-    config = transformers.LlamaConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=32,
-        vocab_size=64,
-        max_position_embeddings=64,
-    )
-    return transformers.LlamaForCausalLM(config).eval()
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL_LLAMA)).eval()
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -56,7 +58,35 @@ def test_a_hugging_face_model_with_grouped_heads(cache):
     assert [row.held_bytes >= row.formula_bytes for row in report] == [True] * 3
     tensors = 2 * 2 * 2 * 2 * 8 * 4  # layers, key and value, sequences, heads, head dim, float32
     assert report[0].formula_bytes == tensors * (20 if cache == "static" else 3)
-    assert report[0].difference < 1000  # a counter or so beside the rows
+    counters = 2 * 8 if cache == "static" else 0  # each layer counts its tokens in an int64
+    assert [(row.difference, row.counter_bytes) for row in report] == [(counters, counters)] * 3
+    assert report.ok and ("counters" in str(report)) == (cache == "static")
+
+
+def test_a_windowed_layer_of_transformers_keeps_what_the_last_step_joined():
+    config = transformers.MistralConfig(sliding_window=6, **SMALL_LLAMA)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    report = memory.checkpoints(decoders.from_hf(model, "dynamic"), [20, 21, 22, 31])
+    row = 2 * 2 * 2 * 8 * 4  # layers, key and value, heads, head dim, float32
+    more = [(row_.difference - row_.counter_bytes) // row for row_ in report]
+    assert more == [20 - 6, 0, 0, 5 + 9 - 6]
+    assert all(row_.seen_bytes == row_.requested_bytes for row_ in report)
+
+
+def test_only_a_whole_storage_of_one_integer_is_a_counter():
+    ids = torch.arange(100)
+    state = dict(count=torch.tensor(3), one_of_many=ids[3], scale=torch.tensor(1.0), ids=ids)
+    assert memory.counters(state) == 8
+
+
+def test_a_list_made_a_tensor_is_seen_by_both_witnesses():
+    with watch.Watch() as seen:
+        made = torch.tensor([1, 2, 3])
+        again = torch.as_tensor([1.0])
+        assert seen.live_bytes == 24 + 4
+        assert torch.as_tensor(made) is made and seen.live_bytes == 28
+        del made, again
+    assert seen.live_bytes == 0
 
 
 def test_a_tuple_of_past_decoder_holds_old_and_new_at_once():
@@ -215,6 +245,8 @@ def test_resident_memory_is_more_than_the_tensors():
 SMALL = decoders.from_kvlib(tiny(), "growing")
 BAD = [
     (lambda: memory.checkpoints(SMALL, []), "no lengths"),
+    (lambda: memory.checkpoints(SMALL, None), "None"),
+    (lambda: memory.checkpoints(SMALL, 5), "5"),
     (lambda: memory.checkpoints(SMALL, [0]), "0"),
     (lambda: memory.checkpoints(SMALL, [-2]), "-2"),
     (lambda: memory.checkpoints(SMALL, [4, 4]), "4 after 4"),
