@@ -29,7 +29,7 @@ from .model import GPT2
 from .product import linear
 from .samples import Samples
 from .stopwatch import interleave
-from .timing import fill
+from .timing import fill, sweep
 
 Rows = Callable[[Tensor], Tensor]  # (B, T, in) to (B, T, out)
 
@@ -172,6 +172,11 @@ def verdicts(parity: Mapping[str, tuple]) -> str:
         for name, (gap, tolerance) in parity.items()
     ]
     return "\n".join(lines)
+
+
+def steps(decoders: Mapping[str, Any], context: int, **how) -> dict[str, Samples]:
+    """Samples of one step of each decoder at `context`; `how` is for `timing.sweep`."""
+    return {name: at[context] for name, at in sweep(decoders, [context], **how).items()}
 
 
 def prefills(model: GPT2, length: int, *, repeats: int = 5) -> dict[str, Samples]:
