@@ -60,7 +60,7 @@ MISTAKES = {
     ],
     ("05", "exercise-2"): [
         ("def ttft_and_tpot(r):\n    return np.median([x[0] for x in r]), "
-         "np.median([sum(x) / len(x) for x in r])", "The first token's"),
+         "np.median([sum(x) / len(x) for x in r])", "The first token is"),
         ("def ttft_and_tpot(r):\n    return np.median([x[0] for x in r]), "
          "np.median([sum(x[1:]) / len(x) for x in r])", "After the first"),
         ("def ttft_and_tpot(r):\n    return np.median([x[-1] for x in r]), "
