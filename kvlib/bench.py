@@ -25,13 +25,7 @@ def add_arguments(parser) -> None:
     add("--model", default="gpt2", help="a preset, or a directory (default: gpt2)")
     add("--weights", choices=["random", "pretrained"], help="default: random for a preset")
     add("--batch", type=integers, default=[1, 2, 4, 8, 16, 32], metavar="1,2,...")
-    add(
-        "--prompt",
-        type=positive,
-        default=19,
-        metavar="N",
-        help="tokens of each (default: 19)",
-    )
+    add("--prompt", type=positive, default=19, metavar="N", help="tokens of each (default: 19)")
     add("--new", type=positive, default=50, metavar="N", help="new tokens of each (default: 50)")
     add("--contexts", type=integers, default=[], metavar="100,...", help="time a step at each too")
     add("--cache", type=caches, default=list(CACHES), metavar="none,growing,static")

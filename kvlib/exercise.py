@@ -23,7 +23,7 @@ def check(answer, right, hints: dict | None = None, explain: str = "") -> bool:
 
 
 def equal(a, b) -> bool:
-    """True where two answers are the same: numbers by value, letters as a set, all else by ==."""
+    """True where two answers are the same: numbers by value, letters in any order, else by ==."""
     a, b = plain(a), plain(b)
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
         return math.isclose(a, b, rel_tol=1e-6)

@@ -17,6 +17,7 @@ import torch
 
 from . import machine
 from .samples import Samples
+from .shapes import positive
 
 SETTLED = 0.05  # warm is a run that beats the best before it by no more than this share
 MOST = 4  # times the runs asked for, at most, until a warm-up is called off
@@ -136,7 +137,6 @@ def facts_of(device) -> dict:
 
 def check_counts(repeats: int, warmup: int) -> None:
     """Raise ValueError where nothing would be measured."""
-    if type(repeats) is not int or repeats < 1:
-        raise ValueError(f"repeats must be a positive integer, not {repeats!r}")
+    positive(repeats=repeats)
     if type(warmup) is not int or warmup < 0:
         raise ValueError(f"warmup must be an integer from 0 on, not {warmup!r}")

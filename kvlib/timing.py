@@ -19,6 +19,7 @@ from torch import Tensor
 from . import stopwatch
 from .caches import GrowingCache, StaticCache
 from .samples import Samples, Trace, table
+from .shapes import positive
 from .stopwatch import (
     check_counts,
     facts_of,
@@ -65,7 +66,7 @@ def traces(
     The last one yielded has `repeats` runs of each. Whoever stops earlier keeps what was measured.
     """
     check_counts(repeats, warmup)
-    check_asked(decoders, "new_tokens", new_tokens)
+    positive(new_tokens=new_tokens)
     if not isinstance(prompt, Tensor) or prompt.dim() != 2 or not prompt.numel():
         shape = tuple(prompt.shape) if isinstance(prompt, Tensor) else type(prompt).__name__
         raise ValueError(f"the prompt must be a tensor of token ids (B, T), not {shape}")
@@ -152,7 +153,7 @@ def sweeps(
 ) -> Iterator[dict[str, dict[int, Samples]]]:
     """After each context, from the longest on, what `sweep` has found so far."""
     check_counts(repeats, warmup)
-    check_asked(decoders, "batch", batch)
+    positive(batch=batch)
     if not contexts or min(contexts) < 1:
         raise ValueError(f"contexts must be positive numbers of tokens, not {list(contexts)}")
     device, longest = device_of(decoders), max(contexts)
@@ -272,7 +273,9 @@ def prompts(decoder, batch: int, length: int, seed: int = 0) -> Tensor:
 
 
 def device_of(decoders: Mapping[str, Any]):
-    """The one device of all `decoders`; ValueError where there are several."""
+    """The one device of all `decoders`; ValueError where there are several, or no decoders."""
+    if not decoders:
+        raise ValueError("there is no decoder to measure; give at least one")
     found = {str(getattr(decoder, "device", "cpu")) for decoder in decoders.values()}
     if "cuda" in found and len(found) > 1:  # the current one, by another name
         found = found - {"cuda"} | {f"cuda:{torch.cuda.current_device()}"}
@@ -287,14 +290,6 @@ def conditions(decoder, device) -> dict:
     weight = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
     dtype = None if weight is None else str(weight.dtype).removeprefix("torch.")
     return facts_of(device) | {"dtype": dtype}
-
-
-def check_asked(decoders: Mapping[str, Any], name: str, count: int) -> None:
-    """Raise ValueError where there is no decoder to measure, or no positive `count` to do."""
-    if not decoders:
-        raise ValueError("there is no decoder to measure; give at least one")
-    if type(count) is not int or count < 1:
-        raise ValueError(f"{name} must be a positive integer, not {count!r}")
 
 
 def check_room(decoder, tokens: int) -> None:

@@ -208,3 +208,9 @@ def test_no_set_up_and_no_magic(notebook):
             assert not re.search(pattern, cell.source, re.M), f"{cell.id}: {pattern}"
         assert not {"nbval-skip", "remove-cell"} & set(tags(cell)), cell.id
         assert not cell.source.rstrip().endswith(";"), f"{cell.id}: nbval shows what ';' hides"
+
+
+def test_the_lines_that_a_cache_takes_are_as_many_as_the_chapter_says():
+    cells = nbformat.read(FOLDER / "03_the_kv_cache.ipynb", as_version=4).cells
+    marked = sum(line.count("# NEW") for c in code_cells(cells) for line in c.source.splitlines())
+    assert marked == 15 and prose(cells).count("fifteen") == 3
